@@ -16,7 +16,7 @@ use offcore_mem::Hugepages;
 
 const TURNS: usize = 20;
 /// A machine that takes the engine's core away for 100 ms makes two guests go through packet buffers for a second.
-const PATIENCE: Duration = Duration::from_secs(30);
+const LONGEST: Duration = Duration::from_secs(30);
 
 fn workloads(frame: usize) -> Vec<Workload> {
     let mut all = Vec::new();
@@ -60,7 +60,7 @@ fn every_packet_arrives_whoever_copies() {
             let copies = if workload.route == Route::GuestToGuest { 1 } else { 2 };
             let start = Instant::now();
             let (mut turns, mut fewest) = (0, u64::MAX);
-            while turns < TURNS || (fewest != copies && start.elapsed() < PATIENCE) {
+            while turns < TURNS || (fewest != copies && start.elapsed() < LONGEST) {
                 fewest = fewest.min(window(&mut variant, &other));
                 turns += 1;
             }

@@ -1,6 +1,7 @@
 //! A host on ports: the TCP/IP stack as a task, and applications on it.
 
 pub mod apps;
+pub mod watched;
 
 use std::collections::VecDeque;
 use std::mem;
@@ -14,6 +15,7 @@ use offcore_tcp::path::Path;
 use offcore_tcp::proto::{CallError, ConnId, Event, Out, Stack};
 
 use crate::worker::task::Task;
+use watched::Watched;
 
 /// How long connections may take to end when the worker stops.
 const LINGER_MICROS: u64 = 1_000_000;
@@ -80,6 +82,7 @@ pub struct Host {
     path: Path,
     app: Box<dyn App>,
     events: Vec<Event>,
+    watched: Option<Watched>,
     /// Time stamp counter when the host was made, and its ticks in a microsecond.
     started: u64,
     ticks: u64,
@@ -98,11 +101,17 @@ impl Host {
         }
         let ticks = (tsc::hz() / 1_000_000).max(1);
         let (started, events) = (tsc::now(), Vec::new());
-        let mut host = Self { ports, path, app, events, started, ticks, stopping: None };
+        let mut host = Self { ports, path, app, events, watched: None, started, ticks, stopping: None };
         let now = host.now();
         let (stack, out) = host.path.call();
         host.app.start(&mut Calls { stack, out, now })?;
         Ok(host)
+    }
+
+    /// The same, and where it tells how it is.
+    pub fn watched(mut self, watched: Watched) -> Self {
+        self.watched = Some(watched);
+        self
     }
 
     /// Microseconds since the host was made, at least one.
@@ -139,8 +148,11 @@ impl Host {
         if self.app.is_busy() {
             received += 1;
         }
+        ctx.clock.lap(if received > 0 { Stage::Application } else { Stage::Idle });
         self.path.turn(ctx, now, BURST);
-        self.tell(now);
+        if self.tell(now) {
+            ctx.clock.lap(Stage::Application);
+        }
         let Self { ports, path, .. } = self;
         for (iface, port) in ports.iter_mut().enumerate() {
             send(&mut *port.tx, path.to_send(iface as u8), ctx);
@@ -148,15 +160,18 @@ impl Host {
         received
     }
 
-    /// The application hears what has happened. What it does may make more happen, which it hears in the next turn.
-    fn tell(&mut self, now: u64) {
+    /// The application hears what has happened. What it does may make more happen, which it hears in the next turn. Whether
+    /// there was anything.
+    fn tell(&mut self, now: u64) -> bool {
         let mut events = mem::take(&mut self.events);
         self.path.take_events(&mut events);
+        let any = !events.is_empty();
         for event in events.drain(..) {
             let (stack, out) = self.path.call();
             self.app.event(event, &mut Calls { stack, out, now });
         }
         self.events = events;
+        any
     }
 }
 
@@ -185,6 +200,9 @@ impl Task for Host {
     fn drain(&mut self, ctx: &mut Context<'_>) -> usize {
         let now = self.now();
         let since = *self.stopping.get_or_insert_with(|| {
+            if let Some(watched) = &mut self.watched {
+                watched.finish(&mut self.path);
+            }
             let (stack, out) = self.path.call();
             self.app.stop(&mut Calls { stack, out, now });
             now
@@ -202,6 +220,13 @@ impl Task for Host {
         }
         // It differs from turn to turn while connections end, so that the worker waits for them.
         left + 1 + (now % 1024) as usize
+    }
+
+    fn publish(&mut self) {
+        let now = self.now();
+        if let Some(watched) = &mut self.watched {
+            watched.update(now, &mut self.path);
+        }
     }
 
     fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue)) {

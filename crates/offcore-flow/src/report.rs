@@ -1,12 +1,17 @@
 //! What a running switch tells: read from the statistics page, as any other process would read it.
 
+use std::net::SocketAddr;
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use offcore_dma::mover::{Reason, Way};
 use offcore_stats::page::{PageError, Reader, Snapshot};
 use offcore_stats::stage::Group;
 use offcore_stats::{Stage, tsc};
+use offcore_tcp::proto::Info;
 use serde::{Serialize, Serializer};
+
+use crate::host::watched::Connections;
 
 /// Counters of one queue half.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -138,6 +143,56 @@ pub struct DecisionReport {
     pub changes: u64,
 }
 
+/// What a host's stack has counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TcpReport {
+    pub lcore: u32,
+    /// See [`HOST_COUNTERS`](crate::host::watched::HOST_COUNTERS).
+    #[serde(flatten, serialize_with = "as_map")]
+    pub counts: Vec<(String, u64)>,
+    /// Packets dropped since the start, by reason; reasons without drops are left out.
+    #[serde(serialize_with = "as_map")]
+    pub drops: Vec<(String, u64)>,
+}
+
+impl TcpReport {
+    /// The counter of that name.
+    pub fn count(&self, name: &str) -> u64 {
+        self.counts.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count)
+    }
+}
+
+/// A connection of a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ConnectionReport {
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+    /// As in RFC 9293, such as `ESTABLISHED`.
+    pub state: &'static str,
+    /// Bytes received, and those of them that the application has not read.
+    pub received: u64,
+    pub unread: u64,
+    /// Bytes that the peer has acknowledged, and those that it has not.
+    pub acknowledged: u64,
+    pub unacknowledged: u64,
+    /// Bytes of payload in a segment, and of the congestion window.
+    pub mss: u16,
+    pub cwnd: u64,
+    /// Round trip time, in microseconds.
+    pub srtt: u64,
+    /// Segments retransmitted.
+    pub again: u64,
+}
+
+impl From<&Info> for ConnectionReport {
+    fn from(info: &Info) -> Self {
+        let &Info { local, remote, state, received, unread, acknowledged, unacknowledged, .. } = info;
+        let &Info { mss, cwnd, srtt, stats, .. } = info;
+        let again = [stats.fast, stats.timeout, stats.probes].map(u64::from).iter().sum();
+        Self { local, remote, state, received, unread, acknowledged, unacknowledged, mss, cwnd, srtt, again }
+    }
+}
+
 /// Named values as one object, in their order.
 fn as_map<S: Serializer, V: Serialize>(values: &[(String, V)], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(values.iter().map(|(name, value)| (name, value)))
@@ -189,6 +244,12 @@ pub struct Report {
     /// The learning switch, in mode `l2`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bridge: Option<BridgeReport>,
+    /// TCP/IP hosts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tcp: Vec<TcpReport>,
+    /// A host's connections, the first 1000, when they are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<Vec<ConnectionReport>>,
 }
 
 /// Makes reports from a statistics page.
@@ -197,12 +258,13 @@ pub struct Reporter {
     reader: Reader,
     started: Instant,
     last: Option<(Instant, Vec<Snapshot>)>,
+    connections: Option<Connections>,
 }
 
 impl Reporter {
-    /// A reporter over `reader`'s page.
-    pub fn new(reader: Reader) -> Self {
-        Self { reader, started: Instant::now(), last: None }
+    /// A reporter over `reader`'s page, and a host's connections when they are told of.
+    pub fn new(reader: Reader, connections: Option<Connections>) -> Self {
+        Self { reader, started: Instant::now(), last: None, connections }
     }
 
     /// The counters now; rates are over the time since the last report.
@@ -224,6 +286,10 @@ impl Reporter {
             let previous = before.iter().find(|b| b.name == block.name);
             add(&mut report, block, previous, elapsed);
         }
+        report.connections = self.connections.as_ref().map(|connections| {
+            let connections = connections.lock().unwrap_or_else(PoisonError::into_inner);
+            connections.iter().map(ConnectionReport::from).collect()
+        });
         self.last = Some((now, snapshot));
         Ok(report)
     }
@@ -288,8 +354,8 @@ fn bridge(report: &mut BridgeReport, what: &str, block: &Snapshot) {
     report.addresses = value(block, "addresses");
 }
 
-/// Blocks are named `portN/rxQ`, `portN/rxQ/copy`, `pipelineN/workQ`, `lcoreN/channel/NAME/SHARING`, `lcoreN/stages`, `lcoreN/mover` and
-/// `lcoreN/idle`; those of the learning switch `bridge/aged` and `bridge/portN/lcoreN`.
+/// Blocks are named `portN/rxQ`, `portN/rxQ/copy`, `pipelineN/workQ`, `lcoreN/channel/NAME/SHARING`, `lcoreN/stages`, `lcoreN/mover`,
+/// `lcoreN/idle`, `lcoreN/tcp` and `lcoreN/tcp_drops`; those of the learning switch `bridge/aged` and `bridge/portN/lcoreN`.
 fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elapsed: Duration) {
     let Some((owner, what)) = block.name.split_once('/') else { return };
     if owner == "bridge" {
@@ -300,6 +366,9 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
     };
     if let Some(name) = what.strip_prefix("channel/") {
         return report.channels.push(channel(lcore, name, block));
+    }
+    if let Some(what) = what.strip_prefix("tcp") {
+        return tcp(report, lcore, what, block);
     }
     let known = report.workers.iter().position(|w| w.lcore == lcore);
     let index = known.unwrap_or_else(|| {
@@ -320,6 +389,18 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
             report.decisions.extend(decisions(lcore, block));
         }
         _ => {}
+    }
+}
+
+/// Adds a block of a host: its counters, or its drops.
+fn tcp(report: &mut Report, lcore: u32, what: &str, block: &Snapshot) {
+    // copy-ok: names and numbers, for a report
+    let counts = block.counters.clone();
+    match report.tcp.iter_mut().find(|host| host.lcore == lcore) {
+        Some(host) if what == "_drops" => {
+            host.drops = counts.into_iter().filter(|(_, count)| *count > 0).collect();
+        }
+        _ => report.tcp.push(TcpReport { lcore, counts, drops: Vec::new() }),
     }
 }
 

@@ -24,6 +24,7 @@ use crate::engines::dma_map::{DmaMap, Half};
 use crate::forwarding::forward::{Addresses, Forward, Rewrite, Source};
 use crate::forwarding::guest_pair::GuestPair;
 use crate::forwarding::{Forwarding, Rules};
+use crate::host::watched::Connections;
 use crate::report::Reporter;
 use crate::worker::idle::{IDLE_COUNTERS, Idle, Sleeper};
 use crate::worker::threads::Threads;
@@ -46,6 +47,8 @@ pub struct Running {
     page: StatsPage,
     bridging: Option<Bridging>,
     notes: Vec<String>,
+    /// Of a host whose connections are told of.
+    connections: Option<Connections>,
     /// What works on packets.
     devices: Devices,
     profiling: bool,
@@ -149,6 +152,7 @@ struct Assembly<'a> {
     page: StatsPage,
     workers: Vec<(Worker, Vec<(String, ChannelId)>)>,
     targets: Vec<Target>,
+    connections: Option<Connections>,
     /// Behind their queues: they are dropped last.
     ports: Vec<Box<dyn Port>>,
 }
@@ -185,7 +189,9 @@ pub fn start_with(
     let dma = resolved(&config.dma, &mut engines)?;
     let sharers = sharers(&dma, &[&routes[..], &mirrors].concat());
     let (workers, targets) = (Vec::new(), Vec::new());
-    let mut assembly = Assembly { config, ports, pool, dma, sharers, engines, page, workers, targets };
+    let connections = config.run.tells_of_connections().then(Connections::default);
+    let mut assembly =
+        Assembly { config, ports, pool, dma, sharers, engines, page, workers, targets, connections };
     for &lcore in &config.lcores {
         assembly.add_worker(lcore, pool)?;
     }
@@ -215,10 +221,11 @@ pub fn start_with(
     notes.extend(dead_ends(&config.run, &queues.collect::<Vec<_>>()));
     notes.extend(assembly.engines.notes().iter().cloned());
     notes.extend(devices.notes());
-    let Assembly { ports, page, workers, .. } = assembly;
+    let Assembly { ports, page, workers, connections, .. } = assembly;
     let workers = workers.into_iter().zip(&config.lcores);
     let threads = Threads::default();
-    let mut running = Running { ports, workers: threads, page, bridging, notes, devices, profiling: false };
+    let mut running =
+        Running { ports, workers: threads, page, bridging, notes, connections, devices, profiling: false };
     running.begin_profile(config)?;
     for ((worker, _), &lcore) in workers {
         let sleeper = match config.idle {
@@ -372,7 +379,7 @@ impl Running {
     /// # Errors
     /// When the page cannot be mapped.
     pub fn reporter(&self) -> Result<Reporter, SwitchError> {
-        Ok(Reporter::new(Reader::open(self.page.fd())?))
+        Ok(Reporter::new(Reader::open(self.page.fd())?, self.connections.clone()))
     }
 
     /// Tells profilers that the run begins, if they are to look at it.

@@ -188,7 +188,8 @@ impl Worker {
         })
     }
 
-    fn publish_stats(&self) {
+    fn publish_stats(&mut self) {
+        self.tasks.iter_mut().for_each(|task| task.publish());
         self.mover_stats
             .set(self.mover.stats().values().into_iter().chain(self.decisions().into_iter().flatten()));
         for (id, channel) in self.mover.channels() {

@@ -165,7 +165,9 @@ impl RxQueue for ImpairRx {
         let now = tsc::now();
         self.hold(&mut come, now, ctx);
         self.line.give(now, most, burst);
-        ctx.clock.lap(Stage::Rx);
+        if !burst.is_empty() {
+            ctx.clock.lap(Stage::Rx);
+        }
     }
 
     fn counters(&self) -> &RxCounters {

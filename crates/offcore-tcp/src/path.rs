@@ -242,7 +242,8 @@ impl Path {
         if self.to_fill.is_empty() && room > 0 {
             self.stack.tx(now, room, &mut self.out);
         }
-        ctx.clock.lap(Stage::Header);
+        // What a turn took that found nothing to do belongs to no stage of a packet's way.
+        ctx.clock.lap(if self.out.is_empty() { Stage::Idle } else { Stage::Header });
         self.take_out(ctx, now);
     }
 

@@ -7,11 +7,13 @@ mod calls;
 mod config;
 mod conns;
 mod cookie;
+mod counts;
 mod demux;
 mod flows;
 mod handshake;
 mod icmp;
 mod iface;
+mod info;
 mod input;
 mod ip;
 mod isn;
@@ -34,10 +36,12 @@ mod timewait;
 mod wheel;
 
 pub use addr::{ConnId, FlowKey};
-pub use calls::{CallError, Info};
+pub use calls::CallError;
 pub use config::Config;
 pub use cookie::CookieCounts;
+pub use counts::StackCounts;
 pub use iface::{IfaceConfig, Prefix, Route};
+pub use info::Info;
 pub use ip::ip_end;
 pub use keepalive::KeepAlive;
 #[cfg(test)]

@@ -77,6 +77,10 @@ pub(crate) struct TcpArgs {
     #[arg(long, value_name = "MODE", value_parser = mode())]
     pub mode: Option<Mode>,
 
+    /// Whether reports have a table of the connections, 1000 of them at most
+    #[arg(long)]
+    pub connections: bool,
+
     /// What the worker does that has nothing to do: poll on, or sleep until something comes
     #[arg(long, value_name = "WHAT", default_value = "poll", value_parser = idle())]
     pub idle: Idle,
@@ -230,7 +234,10 @@ pub(crate) fn run(args: &TcpArgs) -> Result<(), Failure> {
 
 fn plan(args: &TcpArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     let app = Hosted::Service(args.app.service.clone(), args.app.port);
-    let (config, ports) = host(&args.ports, app, &args.run, &args.engines, args.mode)?;
+    let (mut config, ports) = host(&args.ports, app, &args.run, &args.engines, args.mode)?;
+    if let Run::Host(hosting) = &mut config.run {
+        hosting.connections = args.connections;
+    }
     Ok((SwitchConfig { idle: args.idle, ..config }, ports))
 }
 
@@ -252,7 +259,7 @@ pub(crate) fn host(
         None => plan::lcores(None, &engines.dsa_sims, &dma)?.into_iter().take(1).collect(),
     };
     let config = SwitchConfig {
-        run: Run::Host(Hosting { ifaces, app }),
+        run: Run::Host(Hosting { ifaces, app, connections: false }),
         mode: mode.unwrap_or(if mapped { Mode::Offload } else { Mode::Cpu }),
         lcores,
         simulators: engines.dsa_sims.clone(),

@@ -21,5 +21,6 @@ mod pktgen;
 mod refused;
 mod switch;
 mod tcp;
+mod tcp_reports;
 mod testpmd;
 mod virtio_user;

@@ -22,7 +22,7 @@ pub(super) fn host(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
 }
 
 /// The same on a port as it is described in full.
-fn host_at(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
+pub(super) fn host_at(netns: &Netns, port: &str, more: &[&str]) -> Offcore {
     let port = format!("{port},addr={}/24,addr={}/64", OURS[0], OURS[1]);
     let mut args = vec!["tcp", "--port", &port, "--stats-interval", "0.2", "--format", "json"];
     args.extend(more);

@@ -95,6 +95,11 @@ impl Run {
         Self::Forward { mode, topology: Topology::Paired, eth_peers: EthPeers::new() }
     }
 
+    /// Whether reports tell of a host's connections.
+    pub(super) fn tells_of_connections(&self) -> bool {
+        matches!(self, Self::Host(Hosting { connections: true, .. }))
+    }
+
     /// The one of `ports` ports that the packets of `port` go to, where it is always the same one and both take part.
     pub(super) fn peer(&self, port: usize, ports: usize) -> Option<usize> {
         match self {
@@ -179,6 +184,8 @@ pub struct Hosting {
     /// The interfaces, by port.
     pub ifaces: Vec<HostIface>,
     pub app: Hosted,
+    /// Whether reports tell of its connections.
+    pub connections: bool,
 }
 
 /// One interface of a host.

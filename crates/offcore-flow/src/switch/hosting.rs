@@ -13,6 +13,7 @@ use crate::engines::dma_map::Half;
 use crate::error::{Field, SwitchError};
 use crate::host::apps::Hosted;
 use crate::host::apps::epping::Epping;
+use crate::host::watched::Watched;
 use crate::host::{App, Host, HostPort};
 
 /// Bytes of the headers before a segment's payload, at least.
@@ -90,8 +91,9 @@ impl Assembly<'_> {
             }
         };
         path.bind(mover, &rx, &tx).or_else(|error| Field::Dma.refuse(error.to_string()))?;
+        let watched = Watched::new(&self.page, self.config.lcores[0], self.connections.clone())?;
         let host = Host::new(path, ports, app).or_else(|error| Field::Service.refuse(error.to_string()))?;
-        self.workers[0].0.tasks.push(Box::new(host));
+        self.workers[0].0.tasks.push(Box::new(host.watched(watched)));
         Ok(())
     }
 

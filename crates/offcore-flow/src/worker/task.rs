@@ -19,6 +19,9 @@ pub trait Task: Any + fmt::Debug + Send {
     /// Calls `each` with every queue whose sender may wake the worker up.
     fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue));
 
+    /// Stores counters that are not stored where they are counted: called now and then.
+    fn publish(&mut self) {}
+
     /// Whether it makes packets of its own accord, so that its worker must not sleep.
     fn generates(&self) -> bool {
         false

@@ -10,7 +10,6 @@ use super::input::FIN_TIMEOUT;
 use super::keepalive::{KeepAlive, Keeping};
 use super::packet::{Cause, Out};
 use super::receive::Receiver;
-use super::recovery::{State as RecoveryState, Stats as RecoveryStats};
 use super::send::Sender;
 use super::stack::Stack;
 use super::tcb::{Asking, State, Tcb};
@@ -34,30 +33,6 @@ pub enum CallError {
     NotOpen,
     /// an index of the application's end means nothing
     Misuse,
-}
-
-/// Who the ends of a connection are, and how it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Info {
-    pub local: SocketAddr,
-    pub remote: SocketAddr,
-    pub state: &'static str,
-    /// Bytes of congestion window.
-    pub cwnd: u64,
-    /// Slow start threshold, in bytes.
-    pub ssthresh: u64,
-    /// Bytes in flight.
-    pub pipe: u64,
-    /// Smoothed round trip time, its variation, and the shortest, in microseconds.
-    pub srtt: u64,
-    pub rttvar: u64,
-    pub min_rtt: Option<u64>,
-    /// Retransmission timeout, in microseconds.
-    pub rto: u64,
-    pub recovery: RecoveryState,
-    pub stats: RecoveryStats,
-    /// Bytes of payload in a segment, at most.
-    pub mss: u16,
 }
 
 impl Stack {
@@ -136,6 +111,7 @@ impl Stack {
         if let Some(Entry::TimeWait(index)) = waiting {
             self.time_wait.remove(index);
         }
+        self.counts.opened += 1;
         self.ask_again(now, id, out);
         Ok(id)
     }
@@ -269,7 +245,7 @@ impl Stack {
     pub fn close(&mut self, now: u64, conn: ConnId, out: &mut Out) {
         let Some(this) = self.conns.get_mut(conn) else { return };
         let tcb = &mut this.tcb;
-        if tcb.state == State::SynSent || tcb.receiver.has_unread() {
+        if tcb.state == State::SynSent || tcb.receiver.unread() > 0 {
             return self.abort(now, conn, out);
         }
         tcb.orphan = true;
@@ -289,31 +265,5 @@ impl Stack {
         self.net.abort(now, &mut this.tcb, out);
         self.over(conn, Cause::Aborted, out);
         self.free_when_done(conn);
-    }
-
-    /// Who the ends of a connection are, and how it is.
-    pub fn info(&self, conn: ConnId) -> Option<Info> {
-        let tcb = &self.conns.get(conn)?.tcb;
-        let recovery = &tcb.sender.recovery;
-        Some(Info {
-            local: tcb.key.local(),
-            remote: tcb.key.remote(),
-            state: tcb.state.name(),
-            cwnd: recovery.cwnd(),
-            ssthresh: recovery.ssthresh(),
-            pipe: recovery.pipe(),
-            srtt: recovery.srtt(),
-            rttvar: recovery.rttvar(),
-            min_rtt: recovery.min_rtt(),
-            rto: recovery.rto(),
-            recovery: recovery.state(),
-            stats: recovery.stats(),
-            mss: tcb.sender.mss(),
-        })
-    }
-
-    /// All connections.
-    pub fn all(&self) -> impl Iterator<Item = ConnId> {
-        self.conns.iter().map(|(id, _)| id)
     }
 }

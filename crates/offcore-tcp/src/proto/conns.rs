@@ -133,6 +133,11 @@ impl Conns {
         self.slots.len() - self.free.len()
     }
 
+    /// How many numbers have been given out.
+    pub(super) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Adds one, or returns it when there are as many as may be.
     pub(super) fn insert(&mut self, conn: Box<Conn>) -> Result<ConnId, Box<Conn>> {
         let index = match self.free.pop() {

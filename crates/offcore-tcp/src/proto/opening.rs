@@ -344,6 +344,7 @@ impl Stack {
         }
         let id = self.add(tcb, Some(half.listener), entry).ok_or(DropReason::NoSpace)?;
         if let Some(listener) = self.listeners.get_mut(half.listener) {
+            self.counts.accepted += 1;
             listener.accept.push_back(id);
             out.events.push(Event::Incoming { listener: half.listener });
         }

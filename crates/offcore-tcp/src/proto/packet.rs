@@ -192,6 +192,14 @@ pub struct Out {
 }
 
 impl Out {
+    /// Whether there is nothing to be done.
+    pub fn is_empty(&self) -> bool {
+        self.verdicts.is_empty()
+            && self.controls.is_empty()
+            && self.plans.is_empty()
+            && self.events.is_empty()
+    }
+
     /// Forgets everything; keeps the memory.
     pub fn clear(&mut self) {
         self.verdicts.clear();

@@ -300,9 +300,9 @@ impl Receiver {
         }
     }
 
-    /// Whether the application has not read all that has come.
-    pub(crate) fn has_unread(&self) -> bool {
-        self.consumed < self.data_end()
+    /// Bytes that have come and the application has not read.
+    pub(crate) fn unread(&self) -> u64 {
+        self.data_end() - self.consumed
     }
 
     /// Where the window may end: a whole number of the units that its field counts in. It stays where it is rather than move

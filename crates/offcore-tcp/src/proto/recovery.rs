@@ -98,6 +98,22 @@ pub struct Stats {
     pub marks: u32,
 }
 
+impl Stats {
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            fast: self.fast.wrapping_sub(before.fast),
+            timeout: self.timeout.wrapping_sub(before.timeout),
+            probes: self.probes.wrapping_sub(before.probes),
+            spurious: self.spurious.wrapping_sub(before.spurious),
+            reordered: self.reordered.wrapping_sub(before.reordered),
+            timeouts: self.timeouts.wrapping_sub(before.timeouts),
+            duplicates: self.duplicates.wrapping_sub(before.duplicates),
+            bad_sacks: self.bad_sacks.wrapping_sub(before.bad_sacks),
+            marks: self.marks.wrapping_sub(before.marks),
+        }
+    }
+}
+
 /// Loss recovery and congestion control of one connection's sender.
 ///
 /// The caller sends lost data first ([`Recovery::next_lost`]), then new data as far as [`Recovery::window`] and the peer's
@@ -389,6 +405,13 @@ impl Recovery {
     /// What happened so far.
     pub(super) fn stats(&self) -> Stats {
         self.episode.as_ref().map_or_else(Stats::default, |episode| episode.stats)
+    }
+
+    /// What happened since this was asked last.
+    pub(super) fn take_untold(&mut self) -> Stats {
+        let Some(episode) = &mut self.episode else { return Stats::default() };
+        let told = std::mem::replace(&mut episode.told, episode.stats);
+        episode.stats.since(&told)
     }
 
     fn idle(&self, now: u64) -> u64 {

@@ -153,6 +153,11 @@ impl Sender {
         self.una().min(self.written)
     }
 
+    /// Bytes that are written and not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> u64 {
+        self.written - self.acknowledged()
+    }
+
     pub(crate) fn mss(&self) -> u16 {
         self.mss
     }

@@ -4,14 +4,15 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use offcore_mem::mapping::MemoryError;
-use offcore_session::layout::{LARGE, SMALL};
+use offcore_session::layout::LARGE;
 use offcore_session::{Arena, Memory, Place as Slot};
 use offcore_wire::{IpProtocol, MacAddr, Sum, TcpFlags};
 
 use super::addr::{ConnId, FlowKey};
 use super::config::Config;
 use super::conns::{Conn, Conns};
-use super::cookie::{CookieCounts, Cookies};
+use super::cookie::Cookies;
+use super::counts::StackCounts;
 use super::flows::{Entry, Flows, key_of};
 use super::handshake::{Half, Listeners, Wishes};
 use super::iface::IfaceConfig;
@@ -65,7 +66,10 @@ pub struct Stack {
     touched: Vec<u32>,
     /// Connections that may have something to send.
     ready: std::collections::VecDeque<u32>,
-    drops: Drops,
+    pub(super) drops: Drops,
+    pub(super) counts: StackCounts,
+    /// The connection that [`counts`](Self::counts) begins with next.
+    pub(super) told: u32,
     /// The system has no more memory for FIFOs.
     grown_out: bool,
 }
@@ -96,6 +100,8 @@ impl Stack {
             touched: Vec::new(),
             ready: std::collections::VecDeque::new(),
             drops: Drops::default(),
+            counts: StackCounts::default(),
+            told: 0,
             grown_out: false,
             config,
         })
@@ -104,36 +110,6 @@ impl Stack {
     /// Adds an interface; its number.
     pub fn add_iface(&mut self, now: u64, config: &IfaceConfig, out: &mut Out) -> u8 {
         self.net.add(now, config, out)
-    }
-
-    /// What was dropped, and why.
-    pub fn drops(&self) -> &Drops {
-        &self.drops
-    }
-
-    /// Connections that there are.
-    pub fn connections(&self) -> usize {
-        self.conns.len()
-    }
-
-    /// Flows that something is known of: connections, half open ones, and those in TIME-WAIT.
-    pub fn flows(&self) -> usize {
-        self.flows.len()
-    }
-
-    /// SYN cookies that were sent and have come back.
-    pub fn cookies(&self) -> CookieCounts {
-        self.cookies.counts()
-    }
-
-    /// Neighbours that are known, or asked for.
-    pub fn neighbours(&self) -> usize {
-        self.net.neighbours.len()
-    }
-
-    /// Connections in TIME-WAIT, and how many have left it before their time for want of room.
-    pub fn time_wait(&self) -> (usize, u64) {
-        (self.time_wait.len(), self.time_wait.evicted())
     }
 
     /// The memory that FIFOs are in: what an application needs beside [`slot`](Self::slot).
@@ -279,6 +255,7 @@ impl Stack {
         conn.tcb.asking = None;
         conn.tcb.give_up = None;
         let key = conn.tcb.key;
+        self.counts.ended(cause);
         if !conn.tcb.orphan && conn.listener.is_none() {
             out.events.push(Event::Closed(id, cause));
         }
@@ -292,8 +269,9 @@ impl Stack {
     /// Frees a connection that nobody refers to.
     pub(super) fn free_when_done(&mut self, id: ConnId) {
         if self.conns.get(id).is_some_and(Conn::is_free)
-            && let Some(conn) = self.conns.remove(id)
+            && let Some(mut conn) = self.conns.remove(id)
         {
+            self.counts.recovered(conn.tcb.sender.recovery.take_untold());
             conn.dissolve(&mut self.arena);
         }
     }
@@ -360,12 +338,6 @@ impl Stack {
                 self.wheel.set(index, deadline);
             }
         }
-    }
-
-    /// Bytes of FIFO memory that are in use.
-    pub fn memory_used(&self) -> usize {
-        let free = self.arena.free();
-        self.arena.len_and_limit().0 - free.large * LARGE - free.small * SMALL
     }
 
     /// Whether somebody may have something to send.

@@ -1,5 +1,7 @@
 //! How a switch's reports are written: tables for people, JSON with one object a line.
 
+mod tcp;
+
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -125,6 +127,7 @@ pub(crate) fn tables(line: &Line<'_>) -> String {
     if let Some(learning) = &report.bridge {
         text += &bridge(learning);
     }
+    text += &tcp::tables(report);
     text += &costs(line);
     text
 }

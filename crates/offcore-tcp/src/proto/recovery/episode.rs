@@ -11,6 +11,8 @@ const PERSIST: u8 = 16;
 #[derive(Debug, Default)]
 pub(super) struct Episode {
     pub(super) stats: Stats,
+    /// What of them has been told.
+    pub(super) told: Stats,
     pub(super) prr: Prr,
     pub(super) undo: Undo,
     pub(super) reordering: Reordering,

@@ -1,0 +1,140 @@
+//! How a stack and its connections are.
+
+use std::net::SocketAddr;
+
+use offcore_session::layout::{LARGE, SMALL};
+
+use super::addr::ConnId;
+use super::cookie::CookieCounts;
+use super::counts::StackCounts;
+use super::packet::Drops;
+use super::recovery::{State as RecoveryState, Stats as RecoveryStats};
+use super::stack::Stack;
+
+/// Connections that one call of [`Stack::counts`] looks at, at most.
+const LOOKED_AT: u32 = 256;
+
+/// Who the ends of a connection are, and how it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Info {
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+    pub state: &'static str,
+    /// Bytes that the application has not read.
+    pub unread: u64,
+    /// Bytes that the application has written and the peer has not acknowledged.
+    pub unacknowledged: u64,
+    /// Bytes received, and bytes that the peer has acknowledged.
+    pub received: u64,
+    pub acknowledged: u64,
+    /// Bytes of congestion window.
+    pub cwnd: u64,
+    /// Slow start threshold, in bytes.
+    pub ssthresh: u64,
+    /// Bytes in flight.
+    pub pipe: u64,
+    /// Smoothed round trip time, its variation, and the shortest, in microseconds.
+    pub srtt: u64,
+    pub rttvar: u64,
+    pub min_rtt: Option<u64>,
+    /// Retransmission timeout, in microseconds.
+    pub rto: u64,
+    pub recovery: RecoveryState,
+    pub stats: RecoveryStats,
+    /// Bytes of payload in a segment, at most.
+    pub mss: u16,
+}
+
+impl Stack {
+    /// What was dropped, and why.
+    pub fn drops(&self) -> &Drops {
+        &self.drops
+    }
+
+    /// What has been counted. The causes of retransmissions are collected from some connections in each call, so that none
+    /// takes long: of many connections the newest show a few calls later.
+    pub fn counts(&mut self) -> StackCounts {
+        for _ in 0..LOOKED_AT.min(self.conns.len() as u32) {
+            if let Some((_, conn)) = self.conns.at(self.told) {
+                self.counts.recovered(conn.tcb.sender.recovery.take_untold());
+            }
+            self.told = if (self.told as usize) < self.conns.slots() { self.told + 1 } else { 0 };
+        }
+        let cookies = self.cookies();
+        let (time_wait, time_wait_evicted) = self.time_wait();
+        StackCounts {
+            connections: self.conns.len() as u64,
+            half_open: (self.halves.len() - self.free_halves.len()) as u64,
+            time_wait: time_wait as u64,
+            neighbours: self.neighbours() as u64,
+            memory_used: self.memory_used() as u64,
+            memory: self.arena.len_and_limit().0 as u64,
+            cookies_sent: cookies.sent,
+            cookies_taken: cookies.taken,
+            time_wait_evicted,
+            address_conflicts: self.net.conflicts,
+            ..self.counts
+        }
+    }
+
+    /// Connections that there are.
+    pub fn connections(&self) -> usize {
+        self.conns.len()
+    }
+
+    /// Flows that something is known of: connections, half open ones, and those in TIME-WAIT.
+    pub fn flows(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// SYN cookies that were sent and have come back.
+    pub fn cookies(&self) -> CookieCounts {
+        self.cookies.counts()
+    }
+
+    /// Neighbours that are known, or asked for.
+    pub fn neighbours(&self) -> usize {
+        self.net.neighbours.len()
+    }
+
+    /// Connections in TIME-WAIT, and how many have left it before their time for want of room.
+    pub fn time_wait(&self) -> (usize, u64) {
+        (self.time_wait.len(), self.time_wait.evicted())
+    }
+
+    /// Bytes of FIFO memory that are in use.
+    pub fn memory_used(&self) -> usize {
+        let free = self.arena.free();
+        self.arena.len_and_limit().0 - free.large * LARGE - free.small * SMALL
+    }
+
+    /// Who the ends of a connection are, and how it is.
+    pub fn info(&self, conn: ConnId) -> Option<Info> {
+        let tcb = &self.conns.get(conn)?.tcb;
+        let recovery = &tcb.sender.recovery;
+        Some(Info {
+            local: tcb.key.local(),
+            remote: tcb.key.remote(),
+            state: tcb.state.name(),
+            unread: tcb.receiver.unread(),
+            unacknowledged: tcb.sender.unacknowledged(),
+            received: tcb.receiver.data_end(),
+            acknowledged: tcb.sender.acknowledged(),
+            cwnd: recovery.cwnd(),
+            ssthresh: recovery.ssthresh(),
+            pipe: recovery.pipe(),
+            srtt: recovery.srtt(),
+            rttvar: recovery.rttvar(),
+            min_rtt: recovery.min_rtt(),
+            rto: recovery.rto(),
+            recovery: recovery.state(),
+            stats: recovery.stats(),
+            mss: tcb.sender.mss(),
+        })
+    }
+
+    /// All connections.
+    pub fn all(&self) -> impl Iterator<Item = ConnId> {
+        self.conns.iter().map(|(id, _)| id)
+    }
+}

@@ -1,0 +1,148 @@
+//! What reports say of a TCP/IP host.
+
+use std::fmt::Write;
+
+use offcore_flow::report::{ConnectionReport, Report, TcpReport};
+
+use crate::output::table::columns;
+
+pub(super) fn tables(report: &Report) -> String {
+    let mut text: String = report.tcp.iter().map(host).collect();
+    if let Some(all) = &report.connections {
+        text += &connections(all);
+        let total: u64 = report.tcp.iter().map(|host| host.count("connections")).sum();
+        if total > all.len() as u64 {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "  {} connections are not shown", total - all.len() as u64);
+        }
+    }
+    text
+}
+
+/// How many connections there are, and what went wrong; rare things are only said when they happened.
+fn host(host: &TcpReport) -> String {
+    let count = |name: &str| host.count(name);
+    let mut text = format!(
+        "  tcp lcore{}: {} connections, {} accepted, {} opened; {:.1} of {:.0} MiB of FIFOs used\n",
+        host.lcore,
+        count("connections"),
+        count("accepted"),
+        count("opened"),
+        count("memory_used") as f64 / f64::from(1 << 20),
+        count("memory") as f64 / f64::from(1 << 20),
+    );
+    let again = ["again_fast", "again_timeout", "again_probe"].map(count);
+    if again.iter().sum::<u64>() > 0 {
+        let [fast, timeout, probe] = again;
+        let _ = writeln!(text, "  retransmitted: {fast} fast, {timeout} after timeouts, {probe} as probes");
+    }
+    let named = |names: &[(&str, &str)]| {
+        let found = names.iter().map(|(name, words)| (count(name), *words)).filter(|(count, _)| *count > 0);
+        found.map(|(count, words)| format!("{count} {words}")).collect::<Vec<_>>().join(", ")
+    };
+    for (what, names) in [("now", &NOW[..]), ("ended", &ENDED), ("seen", &SEEN)] {
+        let found = named(names);
+        if !found.is_empty() {
+            let _ = writeln!(text, "  {what}: {found}");
+        }
+    }
+    if !host.drops.is_empty() {
+        let drops = host.drops.iter().map(|(reason, count)| format!("{reason} {count}"));
+        let _ = writeln!(text, "  dropped by the stack: {}", drops.collect::<Vec<_>>().join(", "));
+    }
+    text
+}
+
+/// Counters, and what they are called.
+const NOW: [(&str, &str); 2] = [("half_open", "half open"), ("time_wait", "in TIME-WAIT")];
+const ENDED: [(&str, &str); 6] = [
+    ("finished", "finished"),
+    ("reset", "reset by the peer"),
+    ("refused", "refused"),
+    ("timed_out", "timed out"),
+    ("unreachable", "unreachable"),
+    ("aborted", "aborted"),
+];
+const SEEN: [(&str, &str); 10] = [
+    ("timeouts", "timeouts"),
+    ("spurious", "spurious reductions undone"),
+    ("reordered", "ACKs that showed reordering"),
+    ("duplicates", "ACKs of duplicates"),
+    ("bad_sacks", "SACK blocks of nothing in flight"),
+    ("marks", "ECN marks heeded"),
+    ("cookies_sent", "SYN cookies sent"),
+    ("time_wait_evicted", "connections evicted from TIME-WAIT"),
+    ("address_conflicts", "address conflicts"),
+    ("starved", "packets not made for want of buffers"),
+];
+
+fn connections(all: &[ConnectionReport]) -> String {
+    let rows = all.iter().map(|connection| {
+        let ConnectionReport { received, unread, acknowledged, unacknowledged, mss, cwnd, .. } = connection;
+        [
+            connection.local.to_string(),
+            connection.remote.to_string(),
+            connection.state.to_string(),
+            received.to_string(),
+            unread.to_string(),
+            acknowledged.to_string(),
+            unacknowledged.to_string(),
+            mss.to_string(),
+            cwnd.to_string(),
+            format!("{:.3}", connection.srtt as f64 / 1000.0),
+            connection.again.to_string(),
+        ]
+    });
+    columns("<local|<remote|<state|received|unread|sent|unacked|mss|cwnd|rtt, ms|retransmitted", rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_tells_what_happened_and_how_its_connections_are() {
+        let counts = |all: &[(&str, u64)]| all.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+        let host = TcpReport {
+            lcore: 0,
+            counts: counts(&[
+                ("connections", 3),
+                ("accepted", 12),
+                ("memory_used", 3 << 19),
+                ("memory", 64 << 20),
+                ("again_fast", 5),
+                ("again_probe", 1),
+                ("finished", 9),
+                ("time_wait", 2),
+                ("marks", 4),
+            ]),
+            drops: counts(&[("checksum", 7)]),
+        };
+        let connection = ConnectionReport {
+            local: "10.0.0.2:7".parse().unwrap(),
+            remote: "10.0.0.1:40000".parse().unwrap(),
+            state: "ESTABLISHED",
+            received: 1000,
+            unread: 10,
+            acknowledged: 900,
+            unacknowledged: 90,
+            mss: 1448,
+            cwnd: 14480,
+            srtt: 1234,
+            again: 6,
+        };
+        let report = Report { tcp: vec![host], connections: Some(vec![connection]), ..Report::default() };
+        let expected = "  \
+  tcp lcore0: 3 connections, 12 accepted, 0 opened; 1.5 of 64 MiB of FIFOs used
+  retransmitted: 5 fast, 0 after timeouts, 1 as probes
+  now: 2 in TIME-WAIT
+  ended: 9 finished
+  seen: 4 ECN marks heeded
+  dropped by the stack: checksum 7
+  local       remote          state        received  unread  sent  unacked   mss   cwnd  rtt, ms  retransmitted
+  10.0.0.2:7  10.0.0.1:40000  ESTABLISHED      1000      10   900       90  1448  14480    1.234              6
+  2 connections are not shown
+";
+        assert_eq!(tables(&report), expected);
+    }
+}
