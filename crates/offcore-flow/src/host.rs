@@ -8,7 +8,7 @@ use std::mem;
 
 use offcore_dma::Mover;
 use offcore_mem::{BURST, Burst, Packet};
-use offcore_port::offload_fallback::fall_back;
+use offcore_port::offload_fallback::{Accepts, fall_back};
 use offcore_port::{Context, RxQueue, TxQueue};
 use offcore_stats::{Stage, tsc};
 use offcore_tcp::path::Path;
@@ -95,13 +95,11 @@ impl Host {
     ///
     /// # Errors
     /// What the application's beginning was refused.
-    pub fn new(mut path: Path, ports: Vec<HostPort>, app: Box<dyn App>) -> Result<Self, CallError> {
-        for (iface, port) in ports.iter().enumerate() {
-            path.set_link(iface as u8, port.tx.accepts().offloads.checksum);
-        }
+    pub fn new(path: Path, ports: Vec<HostPort>, app: Box<dyn App>) -> Result<Self, CallError> {
         let ticks = (tsc::hz() / 1_000_000).max(1);
         let (started, events) = (tsc::now(), Vec::new());
         let mut host = Self { ports, path, app, events, watched: None, started, ticks, stopping: None };
+        host.look_at_links();
         let now = host.now();
         let (stack, out) = host.path.call();
         host.app.start(&mut Calls { stack, out, now })?;
@@ -112,6 +110,14 @@ impl Host {
     pub fn watched(mut self, watched: Watched) -> Self {
         self.watched = Some(watched);
         self
+    }
+
+    /// Whoever is behind a port may have changed what it takes. Until that is seen, it is done for him in software.
+    fn look_at_links(&mut self) {
+        for (iface, port) in self.ports.iter().enumerate() {
+            let Accepts { offloads, segments } = port.tx.accepts();
+            self.path.set_link(iface as u8, offloads, segments);
+        }
     }
 
     /// Microseconds since the host was made, at least one.
@@ -227,6 +233,7 @@ impl Task for Host {
         if let Some(watched) = &mut self.watched {
             watched.update(now, &mut self.path);
         }
+        self.look_at_links();
     }
 
     fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue)) {

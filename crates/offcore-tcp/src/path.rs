@@ -14,15 +14,21 @@ use offcore_dma::{Batch, Begun, Binding, Context, CopyQueue, Mover};
 use offcore_mem::{BURST, Burst, HEADROOM, Packet, Pool, PoolCache};
 use offcore_ring::prefetch;
 use offcore_stats::{Stage, StageClock, tsc};
-use offcore_wire::virtio_net::{self, NetHeader};
-use offcore_wire::{Sum, tcp};
+use offcore_wire::virtio_net::{
+    self, NetHeader, Offloads, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
+};
+use offcore_wire::{EtherType, EthernetFrame, Sum, tcp};
 
 use crate::proto::{Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, Sealed, Stack, Verdict, ip_end};
 
-/// Packets in flight in each of the copy queues, at most, and what part of the pool: one buffer in this many. What an engine
-/// holds up leaves buffers for everybody else.
+/// Packets in flight in each of the copy queues, at most, and what part of the pool they may hold: one buffer in this many.
+/// What an engine holds up leaves buffers for everybody else.
 const IN_FLIGHT: usize = 1024;
 const SHARE: usize = 4;
+/// Bytes of payload, at most, that are sent as one packet for the port to segment: the length of an IP packet has 16 bits.
+const LONGEST: usize = 65_000;
+/// What part of the pool such a packet may be.
+const LONGEST_SHARE: usize = 64;
 /// How long a copy may take: well below what makes a peer retransmit.
 const LOST_AFTER: Duration = Duration::from_millis(50);
 /// Packets that wait to be sent by an interface, at most: what comes then is dropped, as a queue of an interface does.
@@ -58,22 +64,25 @@ impl Sending {
     fn finish(self, stack: &mut Stack, out: &mut Out, links: &mut Links, cache: &mut PoolCache, now: u64) {
         let Self { mut packet, plan } = self;
         let by_port = links.get(plan.iface()).checksums;
-        let payload = (!by_port).then(|| Sum::of(packet.bytes()));
+        let payload = (!by_port).then(|| sum_of(&packet, cache.pool()));
         let headroom = packet.headroom_mut(HEAD).first_chunk_mut().expect("as many bytes as were asked for");
         let sealed = stack.seal(now, &plan, payload, headroom, out);
-        let Sealed::Send { iface, headers: len, transport } = sealed else {
+        let Sealed::Send { iface, headers: len, transport, segment } = sealed else {
             cache.free(packet);
             return;
         };
         let len = usize::from(len);
         packet.push(len);
         if by_port {
-            let header = NetHeader {
+            let mut header = NetHeader {
                 flags: virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM,
                 csum_start: transport.into(),
                 csum_offset: tcp::CHECKSUM_OFFSET,
                 ..NetHeader::default()
             };
+            if segment > 0 {
+                ask_for_segments(&mut header, segment, len, &packet);
+            }
             packet.headroom_mut(virtio_net::HEADER_LEN).copy_from_slice(&header.to_bytes());
             packet.set_offload(true);
         }
@@ -86,6 +95,8 @@ impl Sending {
 struct Link {
     /// The port completes checksums.
     checksums: bool,
+    /// Bytes of payload, at most, that it cuts into segments; 0 when it does not.
+    longest: usize,
     queue: VecDeque<Packet>,
 }
 
@@ -132,6 +143,8 @@ pub struct Path {
     /// The protocols.
     pub stack: Stack,
     out: Out,
+    /// Whose buffers the packets are.
+    pool: &'static Pool,
     rx: CopyQueue<Option<Placing>>,
     tx: CopyQueue<Option<Sending>>,
     /// What the copy queues have had no room for.
@@ -140,26 +153,31 @@ pub struct Path {
     /// Packets that were complete as soon as they were submitted; empty between calls.
     placed: Vec<Placing>,
     filled: Vec<Sending>,
+    /// Buffers of all these packets, and of those whose copies are in flight.
+    placing: usize,
+    filling: usize,
     links: Links,
 }
 
 impl Path {
     /// `out` is what the stack has asked for so far; packets are `pool`'s. The core copies until the path is
     /// [bound](Self::bind).
-    pub fn new(stack: Stack, out: Out, mover: &mut Mover, pool: &Pool) -> Self {
-        let in_flight = 1 << (pool.chunks() / SHARE).clamp(1, IN_FLIGHT).ilog2();
-        let (mut rx, mut tx) = (CopyQueue::open(mover, in_flight), CopyQueue::open(mover, in_flight));
+    pub fn new(stack: Stack, out: Out, mover: &mut Mover, pool: &'static Pool) -> Self {
+        let (mut rx, mut tx) = (CopyQueue::open(mover, IN_FLIGHT), CopyQueue::open(mover, IN_FLIGHT));
         rx.set_lost_after(mover, tsc::ticks(LOST_AFTER));
         tx.set_lost_after(mover, tsc::ticks(LOST_AFTER));
         Self {
             stack,
             out,
+            pool,
             rx,
             tx,
             to_place: VecDeque::new(),
             to_fill: VecDeque::new(),
             placed: Vec::new(),
             filled: Vec::new(),
+            placing: 0,
+            filling: 0,
             links: Links::default(),
         }
     }
@@ -173,14 +191,27 @@ impl Path {
         self.tx.bind(mover, tx)
     }
 
-    /// Says whether the port of interface `iface` completes checksums.
-    pub fn set_link(&mut self, iface: u8, checksums: bool) {
-        self.links.get(iface).checksums = checksums;
+    /// Says which offloads the port of interface `iface` has, and whether it takes packets of several buffers.
+    pub fn set_link(&mut self, iface: u8, offloads: Offloads, chains: bool) {
+        let pool = self.pool;
+        let Offloads { checksum, tso4, tso6, .. } = offloads;
+        let buffers = if chains { (pool.chunks() / LONGEST_SHARE).max(1) } else { 1 };
+        let longest = match checksum && tso4 && tso6 {
+            true => LONGEST.min(buffers * pool.data_room()),
+            false => 0,
+        };
+        let link = self.links.get(iface);
+        link.checksums = checksum;
+        if link.longest != longest {
+            link.longest = longest;
+            self.stack.set_segment_offload(iface, longest as u32);
+        }
     }
 
-    /// Whether packets may be given to [`receive`](Self::receive): not while copies of earlier ones wait for room.
+    /// Whether packets may be given to [`receive`](Self::receive): not while copies of earlier ones wait for room, or hold
+    /// their share of the buffers.
     pub fn is_open(&self) -> bool {
-        self.to_place.is_empty()
+        self.to_place.is_empty() && self.placing < self.pool.chunks().div_ceil(SHARE)
     }
 
     /// Calls of the stack, with what they ask for: `out` is emptied by the next [`turn`](Self::turn).
@@ -195,7 +226,7 @@ impl Path {
 
     /// Takes packets that interface `iface` has received.
     pub fn receive(&mut self, ctx: &mut Context<'_>, now: u64, iface: u8, packets: &mut Burst) {
-        let pool = ctx.cache.pool();
+        let pool = self.pool;
         let mut heads: ArrayVec<RxSeg<'_>, BURST> = ArrayVec::new();
         for packet in packets.iter() {
             let data = packet.data().as_ptr();
@@ -219,6 +250,7 @@ impl Path {
                 Verdict::Consumed | Verdict::Drop(_) => ctx.cache.free(packet),
                 Verdict::Place => {
                     let place = places.next().expect("each such verdict has a place");
+                    self.placing += buffers(&packet, pool);
                     self.to_place.push_back(Placing { packet, place });
                 }
                 Verdict::Reply => {
@@ -238,7 +270,7 @@ impl Path {
         if !self.to_place.is_empty() {
             self.submit_places(ctx);
         }
-        let room = budget.min(ctx.cache.available() / 2);
+        let room = budget.min(self.packets(ctx.cache));
         if self.to_fill.is_empty() && room > 0 {
             self.stack.tx(now, room, &mut self.out);
         }
@@ -247,19 +279,29 @@ impl Path {
         self.take_out(ctx, now);
     }
 
+    /// Packets to be sent that there are buffers for, those of the longest kind.
+    fn packets(&self, cache: &PoolCache) -> usize {
+        let pool = self.pool;
+        let share = pool.chunks().div_ceil(SHARE).saturating_sub(self.filling);
+        let each = self.links.links.iter().map(|link| link.longest.div_ceil(pool.data_room())).max();
+        share.min(cache.available() / 2) / each.unwrap_or(1).max(1)
+    }
+
     /// Copies that are done are reported and their packets freed, or sent: each connection's in order.
     fn finish(&mut self, ctx: &mut Context<'_>, now: u64) {
-        let Self { stack, out, rx, tx, links, .. } = self;
+        let Self { stack, out, pool, rx, tx, links, placing: held, filling, .. } = self;
         let Context { mover, cache, .. } = ctx;
         let key = |placing: &Option<Placing>| placing.as_ref().map(|placing| placing.place.conn.index);
         rx.take_by_key(mover, key, |holder| {
             if let Some(placing) = holder.take() {
+                *held -= buffers(&placing.packet, pool);
                 placing.finish(stack, out, cache);
             }
         });
         let key = |sending: &Option<Sending>| sending.as_ref().map(|sending| sending.plan.conn.index);
         tx.take_by_key(mover, key, |holder| {
             if let Some(sending) = holder.take() {
+                *filling -= buffers(&sending.packet, pool);
                 sending.finish(stack, out, links, cache, now);
             }
         });
@@ -280,8 +322,9 @@ impl Path {
         self.out.controls = controls;
         let mut plans = mem::take(&mut self.out.plans);
         for plan in plans.drain(..) {
-            match ctx.cache.take_sized(HEADROOM, plan.len as usize) {
+            match ctx.cache.take_chain(HEADROOM, plan.len as usize) {
                 Some(packet) => {
+                    self.filling += buffers(&packet, self.pool);
                     // Headers are written when the copy is complete, into lines that somebody else had last.
                     let data = packet.data().as_ptr();
                     prefetch::write(data.wrapping_sub(prefetch::LINE));
@@ -302,6 +345,7 @@ impl Path {
         let Self { stack, out, rx, to_place, placed, .. } = self;
         submit(rx, stack, to_place, ctx, placed);
         for placing in placed.drain(..) {
+            self.placing -= buffers(&placing.packet, self.pool);
             placing.finish(stack, out, ctx.cache);
         }
     }
@@ -310,6 +354,7 @@ impl Path {
         let Self { stack, out, tx, to_fill, filled, links, .. } = self;
         submit(tx, stack, to_fill, ctx, filled);
         for sending in filled.drain(..) {
+            self.filling -= buffers(&sending.packet, self.pool);
             sending.finish(stack, out, links, ctx.cache, now);
         }
     }
@@ -341,7 +386,7 @@ impl Copied for Placing {
     #[inline]
     fn copies(&self, stack: &Stack, pool: &Pool, mut each: impl FnMut(NonNull<u8>, NonNull<u8>, usize)) {
         let Place { conn, pos, skip, len, .. } = self.place;
-        let mut skip = usize::from(skip);
+        let skip = usize::from(skip);
         let mut to = stack.place_pieces(conn, pos, len);
         if !self.packet.is_segmented() {
             // SAFETY: inside the packet's data, or where it ends.
@@ -358,31 +403,24 @@ impl Copied for Placing {
             });
             return;
         }
-        let mut target = to.next();
-        pool.for_each_segment(&self.packet, |mut src, mut len| {
-            let left_out = skip.min(len);
-            skip -= left_out;
-            len -= left_out;
-            // SAFETY: inside the segment, or where it ends.
-            src = unsafe { src.add(left_out) };
-            while len > 0 {
-                let Some((dst, room)) = target else { return };
-                let n = room.min(len);
-                each(src, dst, n);
-                len -= n;
-                // SAFETY: both lie `n` bytes further in their pieces, or where those end.
-                unsafe {
-                    src = src.add(n);
-                    target = if n < room { Some((dst.add(n), room - n)) } else { to.next() };
-                }
-            }
-        });
+        pair(&self.packet, pool, skip, &mut to, &mut each);
     }
 }
 
 impl Copied for Sending {
     #[inline]
-    fn copies(&self, stack: &Stack, _: &Pool, mut each: impl FnMut(NonNull<u8>, NonNull<u8>, usize)) {
+    fn copies(&self, stack: &Stack, pool: &Pool, mut each: impl FnMut(NonNull<u8>, NonNull<u8>, usize)) {
+        if self.packet.is_segmented() {
+            return pair(
+                &self.packet,
+                pool,
+                0,
+                &mut stack.plan_pieces(&self.plan),
+                &mut |segment, piece, n| {
+                    each(piece, segment, n);
+                },
+            );
+        }
         let (mut dst, mut room) = (self.packet.data(), self.packet.len());
         stack.plan_pieces(&self.plan).for_each(|(src, len)| {
             let n = len.min(room);
@@ -394,6 +432,37 @@ impl Copied for Sending {
             dst = unsafe { dst.add(n) };
         });
     }
+}
+
+/// Calls `each` with the parts of a packet's buffers, but for its first `skip` bytes, and of the FIFO's pieces that belong
+/// together.
+#[cold]
+fn pair(
+    packet: &Packet,
+    pool: &Pool,
+    mut skip: usize,
+    pieces: &mut dyn Iterator<Item = (NonNull<u8>, usize)>,
+    each: &mut dyn FnMut(NonNull<u8>, NonNull<u8>, usize),
+) {
+    let mut piece = pieces.next();
+    pool.for_each_segment(packet, |buffer, mut len| {
+        let left_out = skip.min(len);
+        skip -= left_out;
+        len -= left_out;
+        // SAFETY: inside the buffer, or where it ends.
+        let mut buffer = unsafe { buffer.add(left_out) };
+        while len > 0 {
+            let Some((at, room)) = piece else { return };
+            let n = room.min(len);
+            each(buffer, at, n);
+            len -= n;
+            // SAFETY: both lie `n` bytes further in what they are in, or where that ends.
+            unsafe {
+                buffer = buffer.add(n);
+                piece = if n < room { Some((at.add(n), room - n)) } else { pieces.next() };
+            }
+        }
+    });
 }
 
 /// Enters the packets that are `waiting` and submits their copies, as many as there is room for; those that are complete
@@ -452,6 +521,37 @@ fn enter<T: Copied, const IMMEDIATE: bool>(
     // SAFETY: the holder owns the packet, and until it is reported the stack keeps the FIFO's blocks, which it has shown to
     // nobody (a place) or which nobody writes any more (a plan).
     unsafe { batch.submit(clock) };
+}
+
+/// How many buffers a packet has.
+#[inline]
+fn buffers(packet: &Packet, pool: &Pool) -> usize {
+    if packet.is_segmented() { buffers_of_chain(packet, pool) } else { 1 }
+}
+
+#[cold]
+fn buffers_of_chain(packet: &Packet, pool: &Pool) -> usize {
+    pool.segment_count(packet)
+}
+
+/// The sum of a packet's bytes.
+#[inline]
+fn sum_of(packet: &Packet, pool: &Pool) -> Sum {
+    if packet.is_segmented() { sum_of_chain(packet, pool) } else { Sum::of(packet.bytes()) }
+}
+
+#[cold]
+fn sum_of_chain(packet: &Packet, pool: &Pool) -> Sum {
+    Sum::of_parts(pool.segments(packet))
+}
+
+/// Has the port cut a packet with `headers` bytes of headers into segments.
+#[cold]
+fn ask_for_segments(header: &mut NetHeader, segment: u16, headers: usize, packet: &Packet) {
+    let is_v6 =
+        EthernetFrame::new_checked(packet.bytes()).is_ok_and(|frame| frame.ethertype() == EtherType::IPV6);
+    header.gso_type = if is_v6 { VIRTIO_NET_HDR_GSO_TCPV6 } else { VIRTIO_NET_HDR_GSO_TCPV4 };
+    (header.hdr_len, header.gso_size) = (headers as u16, segment);
 }
 
 /// What is known of a packet's checksum; the core sums up what nobody has looked at.

@@ -51,8 +51,9 @@ A port is one of `offcore switch --help`, with addr=ADDRESS/LENGTH (once or
 more), gw=ADDRESS, mtu=BYTES (1500) and mac=ADDRESS. A TAP port's host has an
 Ethernet address of its own, since the interface's is the kernel's; any other
 one has the port's. Here rxqN and txqN of port 0 name the copies from packets
-to receive buffers and from send buffers to packets. A segment's payload is in
-one packet buffer: for more than 1792 bytes --mbuf-size has to be larger.";
+to receive buffers and from send buffers to packets. Where a port takes no
+packets of several buffers, a segment's payload is in one: for more than 1792
+bytes --mbuf-size has to be larger.";
 
 /// What `offcore tcp` understands.
 #[derive(Args, Debug)]

@@ -129,7 +129,6 @@ fn worker(
         mtu: 1500.max(segment as u16 + HEADERS),
         addresses: vec![Prefix { address: address(last), len: 24 }],
         routes: Vec::new(),
-        segment_offload: 0,
     };
     stack.add_iface(1, &iface, &mut out);
     let mut path = Path::new(stack, out, &mut mover, pool);

@@ -61,18 +61,17 @@ impl Assembly<'_> {
         let mut ports = Vec::new();
         let room = self.pool.data_room();
         for (iface, route) in hosting.ifaces.iter().zip(routes) {
-            let port = &self.ports[route.rx_port];
-            // A segment's payload is in one buffer.
-            let longest = u16::try_from(room + HEADERS).unwrap_or(u16::MAX);
+            let port = self.host_port(route)?;
+            // Elsewhere a segment's payload is in one buffer.
+            let longest = if port.tx.accepts().segments { None } else { u16::try_from(room + HEADERS).ok() };
             let config = IfaceConfig {
-                mac: iface.mac.unwrap_or(port.mac()),
-                mtu: iface.mtu.min(longest),
+                mac: iface.mac.unwrap_or(self.ports[route.rx_port].mac()),
+                mtu: iface.mtu.min(longest.unwrap_or(u16::MAX)),
                 addresses: iface.addresses.clone(),
                 routes: iface.routes.clone(),
-                segment_offload: 0,
             };
             stack.add_iface(1, &config, &mut out);
-            ports.push(self.host_port(route)?);
+            ports.push(port);
         }
         let rx = self.binding(0, 0, Half::Rx, 0)?;
         let tx = self.binding(0, 0, Half::Tx, 0)?;

@@ -23,7 +23,8 @@ pub struct Config {
     pub send_buffer: u32,
     /// What either grows to where a connection needs it.
     pub largest_buffer: u32,
-    /// Bytes of payload in a segment, at most, whatever the way would take.
+    /// Bytes of payload in a segment, at most, whatever the way would take. Below `u16::MAX` each segment is a copy of its own,
+    /// even where a port would cut longer ones.
     pub largest_segment: u16,
     pub algorithm: Algorithm,
     pub ecn: bool,

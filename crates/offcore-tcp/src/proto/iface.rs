@@ -12,8 +12,6 @@ pub struct IfaceConfig {
     pub mtu: u16,
     pub addresses: Vec<Prefix>,
     pub routes: Vec<Route>,
-    /// Bytes of a TCP packet that the port cuts into segments itself; 0 when it does not.
-    pub segment_offload: u32,
 }
 
 /// An address and how many of its leading bits name the network.
@@ -81,6 +79,7 @@ pub(crate) struct Iface {
     pub mtu: u16,
     pub addresses: Vec<OwnAddress>,
     pub routes: Vec<Route>,
+    /// Bytes of payload, at most, that the port cuts into segments itself; 0 when it does not.
     pub segment_offload: u32,
 }
 
@@ -95,7 +94,7 @@ impl Iface {
             mtu: config.mtu,
             addresses: all.map(|prefix| OwnAddress { prefix, standing }).collect(),
             routes: config.routes.clone(),
-            segment_offload: config.segment_offload,
+            segment_offload: 0,
         }
     }
 
@@ -191,7 +190,6 @@ mod tests {
             mtu: 1500,
             addresses: addresses.to_vec(),
             routes: routes.to_vec(),
-            segment_offload: 0,
         });
         iface.addresses.iter_mut().for_each(|own| own.standing = Standing::Preferred);
         iface

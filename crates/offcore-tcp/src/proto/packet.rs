@@ -109,8 +109,9 @@ impl Plan {
 /// What becomes of a planned packet when its copies are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sealed {
-    /// Send it by this interface. The headers are `headers` bytes, and the transport's begins at `transport`.
-    Send { iface: u8, headers: u8, transport: u8 },
+    /// Send it by this interface. The headers are `headers` bytes, and the transport's begins at `transport`. The port is to
+    /// cut the payload into segments of `segment` bytes, unless that is 0.
+    Send { iface: u8, headers: u8, transport: u8, segment: u16 },
     /// It has been acknowledged meanwhile, or its connection is gone.
     Obsolete,
 }

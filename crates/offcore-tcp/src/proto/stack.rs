@@ -112,6 +112,16 @@ impl Stack {
         self.net.add(now, config, out)
     }
 
+    /// From now on the port of interface `iface` cuts up to `longest` bytes of payload into segments itself; 0 when it does
+    /// not.
+    pub fn set_segment_offload(&mut self, iface: u8, longest: u32) {
+        if let Some(iface) = self.net.ifaces.get_mut(usize::from(iface))
+            && self.config.largest_segment == u16::MAX
+        {
+            iface.segment_offload = longest;
+        }
+    }
+
     /// The memory that FIFOs are in: what an application needs beside [`slot`](Self::slot).
     pub fn memory(&self) -> &Arc<Memory> {
         self.arena.memory()
@@ -397,7 +407,9 @@ impl Stack {
         if let Some(deadline) = tcb.deadline() {
             self.wheel.set(plan.conn.index, deadline);
         }
-        Sealed::Send { iface, headers: headers as u8, transport: transport as u8 }
+        let mss = conn.tcb.sender.mss();
+        let segment = if plan.len > u32::from(mss) { mss } else { 0 };
+        Sealed::Send { iface, headers: headers as u8, transport: transport as u8, segment }
     }
 
     /// A planned packet is not made: there is no buffer for it.

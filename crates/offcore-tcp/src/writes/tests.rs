@@ -35,7 +35,6 @@ impl Bed {
             mtu: 1500,
             addresses: vec![Prefix { address, len: 24 }],
             routes: Vec::new(),
-            segment_offload: 0,
         };
         stack.add_iface(1, &iface, &mut out);
         let conn = stack.connect(1, "10.0.0.2:9".parse().unwrap(), &mut out).unwrap();

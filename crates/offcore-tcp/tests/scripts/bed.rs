@@ -79,7 +79,6 @@ impl Bed {
             mtu: setup.mtu.unwrap_or(1500),
             addresses: vec![Prefix { address: ours, len: if setup.ipv6 { 64 } else { 24 } }],
             routes: Vec::new(),
-            segment_offload: 0,
         };
         stack.add_iface(1, &iface, &mut out);
         let mut mover = Mover::new();
@@ -90,8 +89,7 @@ impl Bed {
         let faults = Faults { error: 1000, ..Faults::default() };
         let faulty = FaultyChannel::new(Box::new(CpuChannel::new(RING).unwrap()), faults);
         let faulty = mover.add_channel(Box::new(faulty));
-        let mut path = Path::new(stack, out, &mut mover, pool());
-        path.set_link(0, false);
+        let path = Path::new(stack, out, &mut mover, pool());
         let cache = pool().cache();
         let clock = StageClock::private();
         let (sent, events) = (VecDeque::new(), Vec::new());

@@ -9,7 +9,9 @@ use offcore_tcp::proto::{
     Cause, Config, ConnId, Event, HEAD, IfaceConfig, Out, Place, Plan, Prefix, Route, RxChecksum, RxSeg,
     Sealed, Stack, Verdict, ip_end,
 };
-use offcore_wire::{MacAddr, Sum};
+use offcore_wire::gso::Segmenter;
+use offcore_wire::virtio_net::{NetHeader, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6};
+use offcore_wire::{EtherType, EthernetFrame, MacAddr, Sum};
 
 /// One end of a connection, as its application sees it.
 pub(crate) struct Session {
@@ -67,6 +69,21 @@ pub(crate) struct Host {
     chance: SplitMix,
 }
 
+/// What a port makes of a frame that it is to cut into segments of `size` bytes.
+fn segments(frame: &[u8], headers: usize, size: u16) -> Vec<Vec<u8>> {
+    let is_v6 = EthernetFrame::new_checked(frame).unwrap().ethertype() == EtherType::IPV6;
+    let gso_type = if is_v6 { VIRTIO_NET_HDR_GSO_TCPV6 } else { VIRTIO_NET_HDR_GSO_TCPV4 };
+    let header = NetHeader { gso_type, hdr_len: headers as u16, gso_size: size, ..NetHeader::default() };
+    let mut segmenter = Segmenter::new(&header, &frame[..headers], frame.len()).unwrap();
+    let payload = &frame[headers..];
+    let cut = segmenter.segments();
+    cut.map(|segment| {
+        let payload = &payload[segment.payload.clone()];
+        [segmenter.headers(&segment, Sum::of(payload)), payload].concat()
+    })
+    .collect()
+}
+
 pub(crate) fn mac(last: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 0, last])
 }
@@ -81,7 +98,7 @@ impl Host {
             Prefix { address: [0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into()].into(), len: 64 },
         ];
         let routes = vec![Route::default_by([10, 0, 0, 3 - last].into())];
-        let iface = IfaceConfig { mac: mac(last), mtu, addresses, routes, segment_offload: 0 };
+        let iface = IfaceConfig { mac: mac(last), mtu, addresses, routes };
         stack.add_iface(1, &iface, &mut out);
         let mut host = Self {
             stack,
@@ -250,10 +267,13 @@ impl Host {
             Copying::Plan(plan, bytes) => {
                 let mut headers = [0; HEAD];
                 let sealed = self.stack.seal(now, &plan, Some(Sum::of(&bytes)), &mut headers, &mut self.out);
-                if let Sealed::Send { headers: len, .. } = sealed {
+                if let Sealed::Send { headers: len, segment, .. } = sealed {
                     let mut frame = headers[HEAD - usize::from(len)..].to_vec();
                     frame.extend_from_slice(&bytes);
-                    self.frames.push(frame);
+                    match segment {
+                        0 => self.frames.push(frame),
+                        size => self.frames.extend(segments(&frame, len.into(), size)),
+                    }
                 }
             }
         }

@@ -90,6 +90,35 @@ fn slow_copies() {
     }
 }
 
+/// A world whose ports cut up to `longest` bytes into segments.
+fn cutting(seed: u64, mtu: u16, longest: u32) -> World {
+    let mut world = World::new(seed, mtu, Config::default());
+    world.hosts.iter_mut().for_each(|host| host.stack.set_segment_offload(0, longest));
+    world
+}
+
+#[test]
+fn segments_cut_by_the_port() {
+    for (to, mtu, longest) in
+        [("10.0.0.2:7", 1500, 65_000), ("[2001:db8::2]:7", 1500, 65_000), ("10.0.0.2:7", 9000, 20_000)]
+    {
+        let mut world = cutting(1, mtu, longest);
+        exchange(&mut world, to, 1_000_000);
+        let most = world.trace.iter().map(|(_, _, frame)| frame.len()).max().unwrap();
+        assert_eq!(most, usize::from(mtu) + 14, "{to}: segments are as long as they may be, and no longer");
+    }
+}
+
+#[test]
+fn segments_cut_by_the_port_over_lossy_links() {
+    for seed in 0..8 {
+        let mut world = cutting(seed, 1500, [3000, 16_000, 65_000][seed as usize % 3]);
+        world.impairment = lossy();
+        world.hosts.iter_mut().for_each(|host| host.latency = if seed % 2 == 0 { 0 } else { 20 });
+        exchange(&mut world, "10.0.0.2:7", 400_000);
+    }
+}
+
 /// All that goes over a link while two streams are exchanged over it.
 fn trace(seed: u64, impairment: Impairment, shuffled: bool) -> Vec<(u64, usize, Vec<u8>)> {
     let mut world = World::new(seed, 1500, Config::default());
