@@ -258,6 +258,37 @@ impl Writer {
         done
     }
 
+    /// Copies all of `parts` in, one behind the other, and commits them at once; `false`, and nothing has changed, when there
+    /// is no space for all.
+    pub fn write_all(&mut self, parts: &[&[u8]]) -> bool {
+        let total = parts.iter().map(|part| part.len()).sum();
+        if self.space() < total {
+            return false;
+        }
+        let (mut parts, mut part, mut done) = (parts.iter(), &[][..], 0);
+        for span in self.spans(total) {
+            let mut here = 0;
+            while here < span.len {
+                if part.is_empty() {
+                    let Some(next) = parts.next() else { break };
+                    part = next;
+                    continue;
+                }
+                let n = part.len().min(span.len - here);
+                // SAFETY: `n` bytes of a span, which is mapped, and of the caller's slice, which is not shared memory.
+                unsafe {
+                    // copy-ok: what a write is; the application's core makes it
+                    ptr::copy_nonoverlapping(part.as_ptr(), span.address.as_ptr().add(here), n);
+                }
+                part = &part[n..];
+                here += n;
+            }
+            done += here;
+        }
+        self.commit(if done == total { total } else { 0 });
+        done == total
+    }
+
     /// Has the kernel read up to `max` bytes of a file to where they are sent from, and commits them. Returns how many: fewer
     /// than asked for only when there is no more space.
     ///

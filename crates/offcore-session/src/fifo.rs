@@ -29,7 +29,7 @@ mod rx;
 mod tx;
 
 use std::marker::PhantomData;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use crate::arena::{Arena, Share};
 use crate::layout::{CAPACITY, NEVER, Runs, SMALL, block_number, entry};
@@ -157,6 +157,28 @@ impl<D: Direction> Fifo<D> {
             };
             Some((arena.memory().address(block, run.offset, run.len)?, run.len))
         })
+    }
+
+    /// Copies a few bytes, a header, to `position`, where there are blocks for them and the application does not look.
+    pub fn put(&self, arena: &Arena, position: u64, mut bytes: &[u8]) {
+        for (address, len) in self.pieces(arena, position, bytes.len()) {
+            let (here, rest) = bytes.split_at(len.min(bytes.len()));
+            // SAFETY: `len` bytes of a block that the FIFO has; the slice is no shared memory.
+            // copy-ok: a header, by the core
+            unsafe { ptr::copy_nonoverlapping(here.as_ptr(), address.as_ptr(), here.len()) };
+            bytes = rest;
+        }
+    }
+
+    /// Copies a few bytes, a header, out from `position`: once, so that what is checked is what is used.
+    pub fn get(&self, arena: &Arena, position: u64, mut to: &mut [u8]) {
+        for (address, len) in self.pieces(arena, position, to.len()) {
+            let (here, rest) = to.split_at_mut(len.min(to.len()));
+            // SAFETY: `len` bytes of a block that the FIFO has; the slice is no shared memory.
+            // copy-ok: a header, by the core
+            unsafe { ptr::copy_nonoverlapping(address.as_ptr(), here.as_mut_ptr(), here.len()) };
+            to = rest;
+        }
     }
 
     /// Counts a copy in flight to or from these bytes, which have blocks: the blocks stay until [`Fifo::unhold`],

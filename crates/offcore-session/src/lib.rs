@@ -5,7 +5,8 @@
 //! * [`layout`]: where a position of a stream is,
 //! * [`slot`]: the 512 shared bytes of a session: indices, limit, where the blocks are,
 //! * [`fifo`]: the stack's side of a direction,
-//! * [`app`]: the application's side.
+//! * [`app`]: the application's side,
+//! * [`datagram`]: datagrams instead of a stream.
 //!
 //! Stack and application share memory by fixed offsets, without pointers. Each index of the other side is read once and
 //! checked. An application that stores nonsense spoils its own bytes and indices: the stack gets a [`Misuse`] and resets
@@ -55,6 +56,7 @@
 
 pub mod app;
 pub mod arena;
+pub mod datagram;
 pub mod fifo;
 pub mod layout;
 pub mod memory;

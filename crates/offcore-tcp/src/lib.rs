@@ -6,7 +6,6 @@
 
 #![deny(unsafe_code)]
 
-#[allow(unsafe_code, reason = "copies are ordered here")]
 pub mod path;
 pub mod proto;
 #[allow(unsafe_code, reason = "copies are ordered here")]

@@ -3,23 +3,31 @@
 //! A packet that is received is held until its payload is in the FIFO; a packet that is sent gets its headers when its
 //! payload is there. Neither is visible before its copies, and all before them, are done.
 
+#[allow(unsafe_code, reason = "copies are ordered here")]
+mod copies;
+mod fragments;
+
 use std::collections::VecDeque;
 use std::mem;
-use std::ptr::NonNull;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use offcore_dma::mover::MoverError;
-use offcore_dma::{Batch, Begun, Binding, Context, CopyQueue, Mover};
+use offcore_dma::{Binding, Context, CopyQueue, Mover};
 use offcore_mem::{BURST, Burst, HEADROOM, Packet, Pool, PoolCache};
 use offcore_ring::prefetch;
-use offcore_stats::{Stage, StageClock, tsc};
+use offcore_stats::{Stage, tsc};
 use offcore_wire::virtio_net::{
     self, NetHeader, Offloads, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
 };
-use offcore_wire::{EtherType, EthernetFrame, Sum, tcp};
+use offcore_wire::{EtherType, EthernetFrame, Sum, ethernet, tcp, udp};
 
-use crate::proto::{Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, Sealed, Stack, Verdict, ip_end};
+use copies::submit;
+use fragments::Fragments;
+
+use crate::proto::{
+    Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, Sealed, Stack, Verdict, destination, ip_end,
+};
 
 /// Packets in flight in each of the copy queues, at most, and what part of the pool they may hold: one buffer in this many.
 /// What an engine holds up leaves buffers for everybody else.
@@ -29,6 +37,9 @@ const SHARE: usize = 4;
 const LONGEST: usize = 65_000;
 /// What part of the pool such a packet may be.
 const LONGEST_SHARE: usize = 64;
+/// Datagrams that wait for their next hop's station, at most, and how long, in microseconds: as long as it is asked for.
+const WAITING: usize = 64;
+const LONGEST_WAIT: u64 = 3_000_000;
 /// How long a copy may take: well below what makes a peer retransmit.
 const LOST_AFTER: Duration = Duration::from_millis(50);
 /// Packets that wait to be sent by an interface, at most: what comes then is dropped, as a queue of an interface does.
@@ -62,31 +73,54 @@ impl Sending {
     /// The packet has its payload: it gets its headers and goes.
     #[inline]
     fn finish(self, stack: &mut Stack, out: &mut Out, links: &mut Links, cache: &mut PoolCache, now: u64) {
+        if self.plan.is_datagram() {
+            return self.finish_datagram(stack, out, links, cache, now);
+        }
         let Self { mut packet, plan } = self;
         let by_port = links.get(plan.iface()).checksums;
         let payload = (!by_port).then(|| sum_of(&packet, cache.pool()));
         let headroom = packet.headroom_mut(HEAD).first_chunk_mut().expect("as many bytes as were asked for");
         let sealed = stack.seal(now, &plan, payload, headroom, out);
         let Sealed::Send { iface, headers: len, transport, segment } = sealed else {
-            cache.free(packet);
-            return;
+            return cache.free(packet);
         };
         let len = usize::from(len);
         packet.push(len);
         if by_port {
-            let mut header = NetHeader {
-                flags: virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM,
-                csum_start: transport.into(),
-                csum_offset: tcp::CHECKSUM_OFFSET,
-                ..NetHeader::default()
-            };
+            let mut header = open_checksum(transport, tcp::CHECKSUM_OFFSET);
             if segment > 0 {
                 ask_for_segments(&mut header, segment, len, &packet);
             }
-            packet.headroom_mut(virtio_net::HEADER_LEN).copy_from_slice(&header.to_bytes());
-            packet.set_offload(true);
+            leave_checksum(&mut packet, &header);
         }
         links.enqueue(cache, iface, packet);
+    }
+}
+
+impl Sending {
+    /// The same of a datagram. What is done for a segment is not to be made longer by it.
+    #[cold]
+    fn finish_datagram(
+        self,
+        stack: &mut Stack,
+        out: &mut Out,
+        links: &mut Links,
+        cache: &mut PoolCache,
+        now: u64,
+    ) {
+        let Self { mut packet, plan } = self;
+        // Fragments have no checksum of their own.
+        let by_port = links.get(plan.iface()).checksums && !plan.is_long();
+        let payload = (!by_port).then(|| sum_of(&packet, cache.pool()));
+        let headroom = packet.headroom_mut(HEAD).first_chunk_mut().expect("as many bytes as were asked for");
+        let Some(sealed) = stack.seal_datagram(now, &plan, payload, headroom, out) else {
+            return cache.free(packet);
+        };
+        packet.push(sealed.headers.into());
+        if by_port {
+            leave_checksum(&mut packet, &open_checksum(sealed.transport, udp::CHECKSUM_OFFSET));
+        }
+        links.send_datagram(now, stack, (sealed.iface, packet), sealed.known, cache);
     }
 }
 
@@ -100,10 +134,20 @@ struct Link {
     queue: VecDeque<Packet>,
 }
 
+/// A datagram whose next hop's station is not known yet.
+#[derive(Debug)]
+struct Waiting {
+    iface: u8,
+    packet: Packet,
+    since: u64,
+}
+
 /// All interfaces' links.
 #[derive(Debug, Default)]
 struct Links {
     links: Vec<Link>,
+    /// The oldest first.
+    waiting: VecDeque<Waiting>,
     stats: PathStats,
 }
 
@@ -130,11 +174,70 @@ impl Links {
     }
 }
 
+impl Links {
+    /// Sends a datagram once its next hop's station is known.
+    fn send_datagram(
+        &mut self,
+        now: u64,
+        stack: &mut Stack,
+        (iface, packet): (u8, Packet),
+        known: bool,
+        cache: &mut PoolCache,
+    ) {
+        if known {
+            return self.send_whole(stack, iface, packet, cache);
+        }
+        if self.waiting.len() >= WAITING
+            && let Some(oldest) = self.waiting.pop_front()
+        {
+            self.stats.starved += 1;
+            cache.free(oldest.packet);
+        }
+        self.waiting.push_back(Waiting { iface, packet, since: now });
+    }
+
+    /// Looks whether stations are known by now.
+    #[cold]
+    fn look_for_stations(&mut self, now: u64, stack: &mut Stack, out: &mut Out, cache: &mut PoolCache) {
+        for _ in 0..self.waiting.len() {
+            let Some(Waiting { iface, mut packet, since }) = self.waiting.pop_front() else { return };
+            let station = destination(packet.bytes()).and_then(|to| stack.station(now, to, out));
+            match station {
+                Some(station) => {
+                    packet.bytes_mut()[..station.0.len()].copy_from_slice(&station.0);
+                    self.send_whole(stack, iface, packet, cache);
+                }
+                None if now.saturating_sub(since) > LONGEST_WAIT => {
+                    self.stats.starved += 1;
+                    cache.free(packet);
+                }
+                None => self.waiting.push_back(Waiting { iface, packet, since }),
+            }
+        }
+    }
+
+    /// Sends a packet that may be too long for the link.
+    #[inline(never)]
+    fn send_whole(&mut self, stack: &mut Stack, iface: u8, packet: Packet, cache: &mut PoolCache) {
+        let mtu = usize::from(stack.mtu(iface));
+        if cache.pool().total_len(&packet) <= mtu + ethernet::HEADER_LEN {
+            return self.enqueue(cache, iface, packet);
+        }
+        let ident = stack.fragment_ident();
+        if !fragments::cut(&packet, mtu, ident, cache, |cache, part| self.enqueue(cache, iface, part)) {
+            self.stats.starved += 1;
+        }
+        cache.free(packet);
+    }
+}
+
 /// Counters of the path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathStats {
     /// Packets that were not made, or not sent, for want of buffers or of room in an interface's queue.
     pub starved: u64,
+    /// Parts of packets that were not put together: they overlapped, were too many, or not all came in time.
+    pub fragments_dropped: u64,
 }
 
 /// A stack and its copies.
@@ -156,6 +259,9 @@ pub struct Path {
     /// Buffers of all these packets, and of those whose copies are in flight.
     placing: usize,
     filling: usize,
+    fragments: Fragments,
+    /// What parts were put together to; empty between calls.
+    whole: Vec<Packet>,
     links: Links,
 }
 
@@ -178,6 +284,8 @@ impl Path {
             filled: Vec::new(),
             placing: 0,
             filling: 0,
+            fragments: Fragments::default(),
+            whole: Vec::new(),
             links: Links::default(),
         }
     }
@@ -221,11 +329,22 @@ impl Path {
 
     /// What has gone wrong for want of room.
     pub fn stats(&self) -> PathStats {
-        self.links.stats
+        PathStats { fragments_dropped: self.fragments.dropped, ..self.links.stats }
     }
 
     /// Takes packets that interface `iface` has received.
     pub fn receive(&mut self, ctx: &mut Context<'_>, now: u64, iface: u8, packets: &mut Burst) {
+        self.take(ctx, now, iface, packets);
+        while !self.whole.is_empty() {
+            let most = self.whole.len().min(BURST);
+            let mut whole: Burst = self.whole.drain(..most).collect();
+            self.take(ctx, now, iface, &mut whole);
+        }
+        self.submit_places(ctx);
+    }
+
+    #[inline]
+    fn take(&mut self, ctx: &mut Context<'_>, now: u64, iface: u8, packets: &mut Burst) {
         let pool = self.pool;
         let mut heads: ArrayVec<RxSeg<'_>, BURST> = ArrayVec::new();
         for packet in packets.iter() {
@@ -255,18 +374,21 @@ impl Path {
                 }
                 Verdict::Reply => {
                     packet.set_offload(false);
-                    self.links.enqueue(ctx.cache, iface, packet);
+                    self.links.send_whole(&mut self.stack, iface, packet, ctx.cache);
                 }
+                Verdict::Fragment => self.whole.extend(self.fragments.add(now, packet, ctx.cache)),
             }
         }
-        drop(places);
-        self.submit_places(ctx);
     }
 
     /// One turn: what is due, copies that are done, and what is to be sent, `budget` packets at most.
     pub fn turn(&mut self, ctx: &mut Context<'_>, now: u64, budget: usize) {
         self.finish(ctx, now);
         self.stack.timers(now, &mut self.out);
+        self.fragments.expire(now, ctx.cache);
+        if !self.links.waiting.is_empty() {
+            self.links.look_for_stations(now, &mut self.stack, &mut self.out, ctx.cache);
+        }
         if !self.to_place.is_empty() {
             self.submit_places(ctx);
         }
@@ -291,14 +413,14 @@ impl Path {
     fn finish(&mut self, ctx: &mut Context<'_>, now: u64) {
         let Self { stack, out, pool, rx, tx, links, placing: held, filling, .. } = self;
         let Context { mover, cache, .. } = ctx;
-        let key = |placing: &Option<Placing>| placing.as_ref().map(|placing| placing.place.conn.index);
+        let key = |placing: &Option<Placing>| placing.as_ref().map(|placing| placing.place.conn.order());
         rx.take_by_key(mover, key, |holder| {
             if let Some(placing) = holder.take() {
                 *held -= buffers(&placing.packet, pool);
                 placing.finish(stack, out, cache);
             }
         });
-        let key = |sending: &Option<Sending>| sending.as_ref().map(|sending| sending.plan.conn.index);
+        let key = |sending: &Option<Sending>| sending.as_ref().map(|sending| sending.plan.conn.order());
         tx.take_by_key(mover, key, |holder| {
             if let Some(sending) = holder.take() {
                 *filling -= buffers(&sending.packet, pool);
@@ -333,7 +455,7 @@ impl Path {
                 }
                 None => {
                     self.links.stats.starved += 1;
-                    self.stack.give_up(&plan);
+                    self.stack.give_up(&plan, &mut self.out);
                 }
             }
         }
@@ -376,153 +498,6 @@ impl Path {
     }
 }
 
-/// A packet that is copied to or from a FIFO.
-trait Copied {
-    /// Calls `each` with the source, the target and the length of each copy.
-    fn copies(&self, stack: &Stack, pool: &Pool, each: impl FnMut(NonNull<u8>, NonNull<u8>, usize));
-}
-
-impl Copied for Placing {
-    #[inline]
-    fn copies(&self, stack: &Stack, pool: &Pool, mut each: impl FnMut(NonNull<u8>, NonNull<u8>, usize)) {
-        let Place { conn, pos, skip, len, .. } = self.place;
-        let skip = usize::from(skip);
-        let mut to = stack.place_pieces(conn, pos, len);
-        if !self.packet.is_segmented() {
-            // SAFETY: inside the packet's data, or where it ends.
-            let mut src = unsafe { self.packet.data().add(skip.min(self.packet.len())) };
-            let mut left = self.packet.len().saturating_sub(skip);
-            to.for_each(|(dst, room)| {
-                let n = room.min(left);
-                if n > 0 {
-                    each(src, dst, n);
-                }
-                left -= n;
-                // SAFETY: as above.
-                src = unsafe { src.add(n) };
-            });
-            return;
-        }
-        pair(&self.packet, pool, skip, &mut to, &mut each);
-    }
-}
-
-impl Copied for Sending {
-    #[inline]
-    fn copies(&self, stack: &Stack, pool: &Pool, mut each: impl FnMut(NonNull<u8>, NonNull<u8>, usize)) {
-        if self.packet.is_segmented() {
-            return pair(
-                &self.packet,
-                pool,
-                0,
-                &mut stack.plan_pieces(&self.plan),
-                &mut |segment, piece, n| {
-                    each(piece, segment, n);
-                },
-            );
-        }
-        let (mut dst, mut room) = (self.packet.data(), self.packet.len());
-        stack.plan_pieces(&self.plan).for_each(|(src, len)| {
-            let n = len.min(room);
-            if n > 0 {
-                each(src, dst, n);
-            }
-            room -= n;
-            // SAFETY: inside the packet's data, or where it ends.
-            dst = unsafe { dst.add(n) };
-        });
-    }
-}
-
-/// Calls `each` with the parts of a packet's buffers, but for its first `skip` bytes, and of the FIFO's pieces that belong
-/// together.
-#[cold]
-fn pair(
-    packet: &Packet,
-    pool: &Pool,
-    mut skip: usize,
-    pieces: &mut dyn Iterator<Item = (NonNull<u8>, usize)>,
-    each: &mut dyn FnMut(NonNull<u8>, NonNull<u8>, usize),
-) {
-    let mut piece = pieces.next();
-    pool.for_each_segment(packet, |buffer, mut len| {
-        let left_out = skip.min(len);
-        skip -= left_out;
-        len -= left_out;
-        // SAFETY: inside the buffer, or where it ends.
-        let mut buffer = unsafe { buffer.add(left_out) };
-        while len > 0 {
-            let Some((at, room)) = piece else { return };
-            let n = room.min(len);
-            each(buffer, at, n);
-            len -= n;
-            // SAFETY: both lie `n` bytes further in what they are in, or where that ends.
-            unsafe {
-                buffer = buffer.add(n);
-                piece = if n < room { Some((at.add(n), room - n)) } else { pieces.next() };
-            }
-        }
-    });
-}
-
-/// Enters the packets that are `waiting` and submits their copies, as many as there is room for; those that are complete
-/// at once go to `done`.
-fn submit<T: Copied>(
-    queue: &mut CopyQueue<Option<T>>,
-    stack: &Stack,
-    waiting: &mut VecDeque<T>,
-    ctx: &mut Context<'_>,
-    done: &mut Vec<T>,
-) {
-    let pool = ctx.cache.pool();
-    let mut by_core = false;
-    while !waiting.is_empty() {
-        let mut plan = if by_core { queue.plan_by_core(ctx.mover) } else { queue.plan(ctx.mover) };
-        let before = waiting.len();
-        match queue.begin(ctx.mover, &mut plan) {
-            Begun::Immediate(batch) => enter(batch, stack, pool, waiting, ctx.clock, done),
-            Begun::Queued(batch) => enter(batch, stack, pool, waiting, ctx.clock, done),
-        }
-        let stuck = waiting.len() == before;
-        if stuck && by_core {
-            return;
-        }
-        // A packet may have more copies than a channel has room for.
-        by_core = stuck;
-    }
-}
-
-fn enter<T: Copied, const IMMEDIATE: bool>(
-    mut batch: Batch<'_, Option<T>, IMMEDIATE>,
-    stack: &Stack,
-    pool: &Pool,
-    waiting: &mut VecDeque<T>,
-    clock: &mut StageClock,
-    done: &mut Vec<T>,
-) {
-    let most = batch.packets().min(waiting.len());
-    for _ in 0..most {
-        let Some(next) = waiting.front() else { break };
-        let mut fits = true;
-        next.copies(stack, pool, |src, dst, len| {
-            fits &= batch.room() > 0;
-            if fits {
-                batch.copy(src.as_ptr(), dst.as_ptr(), len as u32);
-            }
-        });
-        if !fits {
-            batch.cancel();
-            break;
-        }
-        if let Some(next) = waiting.pop_front() {
-            done.extend(batch.enter(Some(next)).flatten());
-        }
-    }
-    // SAFETY: the holder owns the packet, and until it is reported the stack keeps the FIFO's blocks, which it has shown to
-    // nobody (a place) or which nobody writes any more (a plan).
-    unsafe { batch.submit(clock) };
-}
-
 /// How many buffers a packet has.
 #[inline]
 fn buffers(packet: &Packet, pool: &Pool) -> usize {
@@ -543,6 +518,24 @@ fn sum_of(packet: &Packet, pool: &Pool) -> Sum {
 #[cold]
 fn sum_of_chain(packet: &Packet, pool: &Pool) -> Sum {
     Sum::of_parts(pool.segments(packet))
+}
+
+/// What leaves the checksum at `offset` of the transport header to the port.
+#[inline]
+fn open_checksum(transport: u8, offset: u16) -> NetHeader {
+    NetHeader {
+        flags: virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM,
+        csum_start: transport.into(),
+        csum_offset: offset,
+        ..NetHeader::default()
+    }
+}
+
+/// Puts the header in front of the packet.
+#[inline]
+fn leave_checksum(packet: &mut Packet, header: &NetHeader) {
+    packet.headroom_mut(virtio_net::HEADER_LEN).copy_from_slice(&header.to_bytes());
+    packet.set_offload(true);
 }
 
 /// Has the port cut a packet with `headers` bytes of headers into segments.

@@ -10,6 +10,7 @@ mod cookie;
 mod counts;
 mod demux;
 mod flows;
+pub(crate) mod fragment;
 mod handshake;
 mod icmp;
 mod iface;
@@ -30,9 +31,11 @@ mod recovery;
 mod segment;
 mod send;
 mod siphash;
+mod sockets;
 mod stack;
 mod tcb;
 mod timewait;
+mod udp;
 mod wheel;
 
 pub use addr::{ConnId, FlowKey};
@@ -42,12 +45,14 @@ pub use cookie::CookieCounts;
 pub use counts::StackCounts;
 pub use iface::{IfaceConfig, Prefix, Route};
 pub use info::Info;
+pub(crate) use ip::destination;
 pub use ip::ip_end;
 pub use keepalive::KeepAlive;
 #[cfg(test)]
 pub(crate) use packet::Next;
 pub use packet::{
-    Cause, Control, DropReason, Drops, Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, Sealed, Verdict,
+    Cause, Control, DropReason, Drops, Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, Sealed,
+    SealedDatagram, Verdict,
 };
 pub use recovery::{Algorithm, State as RecoveryState, Stats as RecoveryStats};
 pub use stack::Stack;

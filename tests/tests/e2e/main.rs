@@ -23,4 +23,5 @@ mod switch;
 mod tcp;
 mod tcp_reports;
 mod testpmd;
+mod udp;
 mod virtio_user;

@@ -33,7 +33,7 @@ const UNSAFE: [&str; 15] = [
     "crates/offcore-dsa/",
     "crates/offcore-dpdk/",
     "crates/offcore-gpu/",
-    "crates/offcore-tcp/src/path.rs",
+    "crates/offcore-tcp/src/path/copies.rs",
     "crates/offcore-tcp/src/writes",
     "crates/offcore-vhost/",
     "crates/offcore-port/",

@@ -1,5 +1,6 @@
 //! Small applications: streams of bytes, files by HTTP, and epping.
 
+mod datagrams;
 pub mod epping;
 pub mod http;
 pub mod streams;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use offcore_stats::named::joined;
 use offcore_stats::page::{Block, PageError, StatsPage};
-use offcore_tcp::path::Path;
+use offcore_tcp::path::{Path, PathStats};
 use offcore_tcp::proto::{DropReason, Info, StackCounts};
 
 /// Microseconds between two updates.
@@ -12,8 +12,10 @@ const EVERY: u64 = 100_000;
 /// Connections that are told of, at most.
 pub const MOST: usize = 1000;
 
-/// Counters of a host: the stack's, and packets that were not made for want of buffers.
-pub const HOST_COUNTERS: [&str; StackCounts::NAMES.len() + 1] = joined(StackCounts::NAMES, ["starved"]);
+/// Counters of a host: the stack's, packets that were not made for want of buffers, and parts of packets that were not put
+/// together.
+pub const HOST_COUNTERS: [&str; StackCounts::NAMES.len() + 2] =
+    joined(StackCounts::NAMES, ["starved", "fragments_dropped"]);
 
 /// Connections as they were a moment ago, [`MOST`] of them.
 pub type Connections = Arc<Mutex<Vec<Info>>>;
@@ -54,8 +56,8 @@ impl Watched {
     }
 
     fn tell(&mut self, path: &mut Path) {
-        let starved = path.stats().starved;
-        self.counts.set(path.stack.counts().values().into_iter().chain([starved]));
+        let PathStats { starved, fragments_dropped } = path.stats();
+        self.counts.set(path.stack.counts().values().into_iter().chain([starved, fragments_dropped]));
         self.drops.set(path.stack.drops().iter().map(|(_, count)| count));
         // Whoever reads them has them for a moment only; a worker does not wait for that.
         if let Some(connections) = &self.connections

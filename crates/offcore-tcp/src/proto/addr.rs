@@ -121,7 +121,10 @@ const fn is_mapped(address: &[u8; 16]) -> bool {
     u128::from_be_bytes(*address) >> 32 == 0xffff
 }
 
-/// A connection of this worker: a slab index, and which of the slot's owners is meant.
+/// Datagram sockets have the indices from here on, which no connection has.
+pub(crate) const SOCKETS: u32 = 1 << 30;
+
+/// A connection or a datagram socket of this worker: a slab index, and which of the slot's owners is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnId {
     /// The slot in the slab.
@@ -130,9 +133,25 @@ pub struct ConnId {
     pub generation: u32,
 }
 
+impl ConnId {
+    /// A small number that no other has at the same time, by which copies are kept in order.
+    #[inline]
+    pub(crate) fn order(self) -> u32 {
+        if self.index < SOCKETS { self.index << 1 } else { (self.index - SOCKETS) << 1 | 1 }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_and_sockets_are_ordered_apart_by_small_numbers() {
+        let ids = |first| (0..100).map(move |index| ConnId { index: first + index, generation: 1 }.order());
+        let mut all: Vec<u32> = ids(0).chain(ids(SOCKETS)).collect();
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..200));
+    }
 
     fn socket(text: &str) -> SocketAddr {
         text.parse().unwrap()

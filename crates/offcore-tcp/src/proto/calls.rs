@@ -41,11 +41,7 @@ impl Stack {
     /// # Errors
     /// [`CallError::NotOurs`], [`CallError::InUse`].
     pub fn listen(&mut self, address: Option<IpAddr>, port: u16, backlog: usize) -> Result<u32, CallError> {
-        let ours = |address: &IpAddr| {
-            let mut all = self.net.ifaces.iter().flat_map(|iface| &iface.addresses);
-            all.any(|own| own.prefix.address == *address)
-        };
-        if !address.as_ref().is_none_or(ours) {
+        if !address.as_ref().is_none_or(|address| self.net.has(*address)) {
             return Err(CallError::NotOurs);
         }
         let backlog = backlog.clamp(1, u16::MAX.into());
@@ -122,7 +118,7 @@ impl Stack {
     /// [`CallError::Gone`], [`CallError::NotOpen`]; [`CallError::Misuse`] when its index means nothing: the connection is
     /// reset.
     pub fn written(&mut self, now: u64, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
-        let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
+        let Some(this) = self.conns.get_mut(conn) else { return self.datagrams_moved(conn, out) };
         if !this.tcb.may_send() {
             return Err(CallError::NotOpen);
         }
@@ -168,7 +164,7 @@ impl Stack {
     /// # Errors
     /// [`CallError::Gone`]; [`CallError::Misuse`] when its index means nothing: the connection is reset.
     pub fn consumed(&mut self, now: u64, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
-        let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
+        let Some(this) = self.conns.get_mut(conn) else { return self.datagrams_moved(conn, out) };
         match this.rx.consumed(&mut self.arena) {
             Ok(position) => {
                 let tcb = &mut this.tcb;
@@ -188,8 +184,9 @@ impl Stack {
 
     /// The application waits for room to write; [`Event::Writable`](super::packet::Event::Writable) says when there is.
     pub fn want_room(&mut self, conn: ConnId) {
-        if let Some(this) = self.conns.get_mut(conn) {
-            this.wants_room = true;
+        match self.conns.get_mut(conn) {
+            Some(this) => this.wants_room = true,
+            None => self.datagrams_want_room(conn),
         }
     }
 
@@ -243,7 +240,7 @@ impl Stack {
     /// The application lets go of a connection: it ends as Linux ends one. When there is data that was not read, the peer
     /// learns that it was lost (RFC 9293, 3.6.1).
     pub fn close(&mut self, now: u64, conn: ConnId, out: &mut Out) {
-        let Some(this) = self.conns.get_mut(conn) else { return };
+        let Some(this) = self.conns.get_mut(conn) else { return self.close_datagrams(conn) };
         let tcb = &mut this.tcb;
         if tcb.state == State::SynSent || tcb.receiver.unread() > 0 {
             return self.abort(now, conn, out);

@@ -39,6 +39,10 @@ counters! {
         bad_sacks,
         /// Reductions because of marks (ECN).
         marks,
+        /// UDP datagrams taken and sent, and those that could not be sent: no way, or no unicast address.
+        datagrams_received,
+        datagrams_sent,
+        datagrams_refused,
         /// SYN cookies sent, and those that came back.
         cookies_sent,
         cookies_taken,

@@ -17,7 +17,7 @@ pub(super) enum Entry {
 
 impl Entry {
     /// Connections have numbers below this.
-    pub(super) const HALF: u32 = 1 << 30;
+    const HALF: u32 = 1 << 30;
     const TIME_WAIT: u32 = 1 << 31;
 
     pub(super) fn value(self) -> u32 {

@@ -2,12 +2,16 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use offcore_wire::checksum::update;
 use offcore_wire::{
     EtherType, EthernetFrame, IpProtocol, Ipv4Header, Ipv4Packet, Ipv6Header, Ipv6Packet, MacAddr, Sum,
     ethernet, ipv4, ipv6,
 };
 
 use super::packet::{DropReason, HEAD};
+
+/// Bytes in front of the IP header.
+pub(crate) const ETHERNET: usize = ethernet::HEADER_LEN;
 
 /// Hops that packets may make.
 const HOPS: u8 = 64;
@@ -221,6 +225,31 @@ impl Envelope {
         }
         self.len()
     }
+}
+
+/// Where the IP packet of a frame goes.
+pub(crate) fn destination(frame: &[u8]) -> Option<IpAddr> {
+    let frame = EthernetFrame::new_checked(frame).ok()?;
+    let bytes = frame.payload();
+    match frame.ethertype() {
+        EtherType::IPV4 => Some(Ipv4Addr::from(*bytes.get(16..)?.first_chunk::<4>()?).into()),
+        EtherType::IPV6 => Some(Ipv6Addr::from(*bytes.get(24..)?.first_chunk::<16>()?).into()),
+        _ => None,
+    }
+}
+
+/// Lets routers fragment the IPv4 packet whose frame begins at `head`; of IPv6 they never do.
+pub(crate) fn allow_fragments(head: &mut [u8]) {
+    const DONT_FRAGMENT: u16 = 1 << 14;
+    if head[12..ETHERNET] != EtherType::IPV4.0.to_be_bytes() {
+        return;
+    }
+    let word = |at: usize| u16::from_be_bytes([head[ETHERNET + at], head[ETHERNET + at + 1]]);
+    let (flags, checksum) = (word(6), word(10));
+    let cleared = flags & !DONT_FRAGMENT;
+    let checksum = update(checksum, Sum::from(u32::from(flags)), Sum::from(u32::from(cleared)));
+    head[ETHERNET + 6..ETHERNET + 8].copy_from_slice(&cleared.to_be_bytes());
+    head[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&checksum.to_be_bytes());
 }
 
 fn v6(address: IpAddr) -> Ipv6Addr {

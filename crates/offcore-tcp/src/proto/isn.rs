@@ -1,4 +1,7 @@
-//! Where a connection's numbers begin: sequence numbers (RFC 6528) and timestamps (RFC 7323, 5.4).
+//! Where numbers begin that others must not guess: sequence numbers (RFC 6528), timestamps (RFC 7323, 5.4), and names of packets
+//! that are fragmented (RFC 7739).
+
+use std::net::Ipv4Addr;
 
 use super::addr::FlowKey;
 use super::siphash::{FlowMac, Purpose};
@@ -11,12 +14,14 @@ const STEP_US: u64 = 4;
 pub(super) struct Origins {
     isn: FlowMac,
     timestamp: FlowMac,
+    fragment: FlowMac,
 }
 
 impl Origins {
     /// Those of this secret.
     pub(super) fn new(secret: &[u8; 16]) -> Self {
-        Self { isn: FlowMac::new(secret, Purpose::Isn), timestamp: FlowMac::new(secret, Purpose::Timestamp) }
+        let new = |purpose| FlowMac::new(secret, purpose);
+        Self { isn: new(Purpose::Isn), timestamp: new(Purpose::Timestamp), fragment: new(Purpose::Fragment) }
     }
 
     /// The initial sequence number of a connection opened at `now_us`: ISN = M + F(flow, secret) (RFC 6528, 3).
@@ -26,6 +31,12 @@ impl Origins {
     #[inline]
     pub(super) fn isn(&self, flow: &FlowKey, now_us: u64) -> u32 {
         ((now_us / STEP_US) as u32).wrapping_add(self.isn.mac(flow, 0) as u32)
+    }
+
+    /// The name of the packet of that number which is fragmented.
+    pub(super) fn ident(&self, number: u64) -> u32 {
+        let nobody = FlowKey::v4(Ipv4Addr::UNSPECIFIED, 0, Ipv4Addr::UNSPECIFIED, 0);
+        self.fragment.mac(&nobody, number.into()) as u32
     }
 
     /// What is added to the clock of timestamps towards a host.
@@ -40,8 +51,6 @@ impl Origins {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use super::*;
 
     fn flow(host: u8, port: u16) -> FlowKey {

@@ -91,6 +91,12 @@ impl Net {
         way(&self.ifaces, to)
     }
 
+    /// Whether an address is one of ours, be it tentative.
+    pub(crate) fn has(&self, address: IpAddr) -> bool {
+        let mut all = self.ifaces.iter().flat_map(|iface| &iface.addresses);
+        all.any(|own| own.prefix.address == address)
+    }
+
     pub(crate) fn next_ident(&mut self) -> u16 {
         self.ident = self.ident.wrapping_add(1);
         self.ident

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use offcore_wire::Sum;
 
-use super::addr::ConnId;
+use super::addr::{ConnId, SOCKETS};
 
 /// Bytes of a packet that the protocols see: the longest Ethernet, IP and TCP headers fit.
 pub const HEAD: usize = 128;
@@ -40,6 +40,8 @@ pub enum Verdict {
     Reply,
     /// Its payload belongs into a FIFO: the next one of [`Out::places`] says where.
     Place,
+    /// It is a part of a packet for us, which is to be given to the stack when all of it is there.
+    Fragment,
 }
 
 /// A copy of a packet's payload to an rx_fifo, whose blocks exist.
@@ -83,6 +85,7 @@ pub struct Plan {
 impl Plan {
     const FIN: u32 = 1 << 8;
     const AGAIN: u32 = 1 << 9;
+    const LONG: u32 = 1 << 10;
 
     #[inline]
     pub(crate) fn new(conn: ConnId, iface: u8, next: &Next) -> Self {
@@ -90,6 +93,23 @@ impl Plan {
         let flags = (u32::from(*fin) * Self::FIN) | (u32::from(*again) * Self::AGAIN);
         let len = (range.end - range.start) as u32;
         Self { conn, pos: range.start, len, rest: u32::from(iface) | flags }
+    }
+
+    /// A datagram, which is `long` when its packet will be fragmented.
+    pub(crate) fn datagram(conn: ConnId, iface: u8, pos: u64, len: u32, long: bool) -> Self {
+        Self { conn, pos, len, rest: u32::from(iface) | (u32::from(long) * Self::LONG) }
+    }
+
+    /// Whether it is a datagram, which [`Stack::seal_datagram`](super::stack::Stack::seal_datagram) seals.
+    #[inline]
+    pub fn is_datagram(&self) -> bool {
+        self.conn.index >= SOCKETS
+    }
+
+    /// Whether the packet will be fragmented: its checksum has to be complete before.
+    #[inline]
+    pub fn is_long(&self) -> bool {
+        self.rest & Self::LONG != 0
     }
 
     /// Interface that it goes by.
@@ -141,6 +161,16 @@ impl Control {
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes[..usize::from(self.len)]
     }
+}
+
+/// A datagram that is to be sent: the same fields as [`Sealed::Send`] has. Unless the next hop's station is `known`, it is still
+/// to be written into the Ethernet header: see [`Stack::station`](super::stack::Stack::station).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SealedDatagram {
+    pub iface: u8,
+    pub headers: u8,
+    pub transport: u8,
+    pub known: bool,
 }
 
 /// What applications are told.
@@ -238,7 +268,7 @@ drop_reasons! {
     NotForUs = "not_for_us",
     /// From an address that nobody sends from.
     Source = "source",
-    /// A fragment of an IP packet.
+    /// Fragments that overlap, are too many, or whose packet did not become whole in time.
     Fragment = "fragment",
     /// No connection, and a reset as answer.
     NoConnection = "no_connection",

@@ -85,6 +85,8 @@ pub(super) enum Purpose {
     Port,
     /// SYN cookies (RFC 4987, 3.6).
     Cookie,
+    /// Names of packets that are fragmented (RFC 7739).
+    Fragment,
 }
 
 #[cfg(test)]

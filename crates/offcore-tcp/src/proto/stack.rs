@@ -8,7 +8,7 @@ use offcore_session::layout::LARGE;
 use offcore_session::{Arena, Memory, Place as Slot};
 use offcore_wire::{IpProtocol, MacAddr, Sum, TcpFlags};
 
-use super::addr::{ConnId, FlowKey};
+use super::addr::{ConnId, FlowKey, SOCKETS};
 use super::config::Config;
 use super::conns::{Conn, Conns};
 use super::cookie::Cookies;
@@ -29,6 +29,7 @@ use super::ports::Ports;
 use super::receive::AckNeed;
 use super::segment::Segment;
 use super::send::Due;
+use super::sockets::Sockets;
 use super::tcb::State;
 use super::timewait::{MAX_ENTRIES, TimeWait};
 use super::wheel::Wheel;
@@ -60,6 +61,7 @@ pub struct Stack {
     pub(super) free_halves: Vec<u32>,
     pub(super) listeners: Listeners,
     pub(super) time_wait: TimeWait,
+    pub(super) udp: Sockets,
     pub(super) wheel: Wheel,
     pub(super) half_wheel: Wheel,
     /// Connections whose acknowledgements and timers are looked at when the call is done.
@@ -89,12 +91,13 @@ impl Stack {
             cookies: Cookies::new(&config.secret),
             net: Net::new(config.neighbours),
             arena: Arena::new(config.memory)?,
-            conns: Conns::new(config.connections.min(Entry::HALF - 1)),
+            conns: Conns::new(config.connections.min(SOCKETS - 1)),
             flows: Flows::new(&config.secret, config.connections.min(1 << 16) as usize),
             halves: Vec::new(),
             free_halves: Vec::new(),
             listeners: Listeners::default(),
             time_wait: TimeWait::new(MAX_ENTRIES),
+            udp: Sockets::default(),
             wheel: Wheel::new(0),
             half_wheel: Wheel::new(0),
             touched: Vec::new(),
@@ -129,7 +132,8 @@ impl Stack {
 
     /// What a connection shares with its application.
     pub fn slot(&self, conn: ConnId) -> Option<Slot> {
-        self.conns.get(conn).map(|conn| conn.slot)
+        let connection = self.conns.get(conn).map(|conn| conn.slot);
+        connection.or_else(|| self.udp.get(conn).map(|socket| socket.slot))
     }
 
     /// Takes packets that interface `iface` has received. `out` has a verdict for each, in order.
@@ -168,7 +172,7 @@ impl Stack {
             return Err(DropReason::Source);
         }
         if ip.fragment {
-            return Err(DropReason::Fragment);
+            return if to_us && to_station { Ok(Verdict::Fragment) } else { Err(DropReason::NotForUs) };
         }
         if let RxChecksum::Unknown { rest } = packet.checksum
             && matches!(ip.protocol, IpProtocol::TCP | IpProtocol::ICMP | IpProtocol::ICMPV6)
@@ -181,6 +185,9 @@ impl Stack {
                 let mut segment = Segment::NONE;
                 segment.read(&ip, packet.head)?;
                 self.segment(now, &ip, &segment, out)
+            }
+            IpProtocol::UDP if to_us && to_station && !ip.src.is_unspecified() => {
+                self.datagram(now, &ip, packet, out)
             }
             IpProtocol::ICMP if ip.dst.is_ipv4() => self.icmp(&ip, packet, to_us, out),
             IpProtocol::ICMPV6 if ip.dst.is_ipv6() => self.icmpv6(now, iface, &ip, packet, to_us, out),
@@ -319,7 +326,10 @@ impl Stack {
 
     /// Plans what is to be sent, `budget` packets at most: each connection in its turn.
     pub fn tx(&mut self, now: u64, budget: usize, out: &mut Out) {
-        let mut left = budget;
+        if self.udp.has_ready() {
+            self.plan_datagrams(budget, out);
+        }
+        let mut left = budget.saturating_sub(out.plans.len());
         for _ in 0..self.ready.len() {
             if left == 0 {
                 return;
@@ -352,7 +362,7 @@ impl Stack {
 
     /// Whether somebody may have something to send.
     pub fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
+        !self.ready.is_empty() || self.udp.has_ready()
     }
 
     /// The copies of `plan` are done: writes the packet's headers, as they are right now, to the end of `to`, which is what
@@ -413,8 +423,8 @@ impl Stack {
     }
 
     /// A planned packet is not made: there is no buffer for it.
-    pub fn give_up(&mut self, plan: &Plan) {
-        let Some(conn) = self.conns.get_mut(plan.conn) else { return };
+    pub fn give_up(&mut self, plan: &Plan, out: &mut Out) {
+        let Some(conn) = self.conns.get_mut(plan.conn) else { return self.give_up_datagram(plan, out) };
         conn.planned -= 1;
         conn.tx.unhold(&mut self.arena, plan.pos, plan.len as usize);
         conn.tcb.sender.unplanned(&plan.next());
@@ -424,7 +434,9 @@ impl Stack {
     /// The copies of a [`Place`](super::packet::Place) are done, and those of all before it of its connection.
     #[inline]
     pub fn placed(&mut self, conn: ConnId, pos: u64, len: u32, commit_to: u64, out: &mut Out) {
-        let Some(this) = self.conns.get_mut(conn) else { return };
+        let Some(this) = self.conns.get_mut(conn) else {
+            return self.datagram_placed(conn, pos, len, commit_to, out);
+        };
         this.tcb.placing -= 1;
         this.rx.unhold(&mut self.arena, pos, len as usize);
         if commit_to > this.tcb.committed {
@@ -449,16 +461,22 @@ impl Stack {
         pos: u64,
         len: u32,
     ) -> impl Iterator<Item = (NonNull<u8>, usize)> {
-        let conn = self.conns.get(conn);
-        conn.into_iter().flat_map(move |conn| conn.rx.pieces(&self.arena, pos, len as usize))
+        let fifo = match self.conns.get(conn) {
+            Some(conn) => Some(&conn.rx),
+            None => self.udp.rx(conn),
+        };
+        fifo.into_iter().flat_map(move |fifo| fifo.pieces(&self.arena, pos, len as usize))
     }
 
     /// Where the bytes of a plan are: addresses and lengths.
     #[inline]
     pub fn plan_pieces(&self, plan: &Plan) -> impl Iterator<Item = (NonNull<u8>, usize)> {
         let (pos, len) = (plan.pos, plan.len as usize);
-        let conn = self.conns.get(plan.conn);
-        conn.into_iter().flat_map(move |conn| conn.tx.pieces(&self.arena, pos, len))
+        let fifo = match self.conns.get(plan.conn) {
+            Some(conn) => Some(&conn.tx),
+            None => self.udp.tx(plan.conn),
+        };
+        fifo.into_iter().flat_map(move |fifo| fifo.pieces(&self.arena, pos, len))
     }
 
     /// Does what is due by `now`; returns when something is due next.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use offcore_session::{Reader, Writer};
 use offcore_tcp::proto::{CallError, ConnId, Event};
 
+use super::datagrams::DatagramService;
 use crate::host::{App, Calls};
 
 /// Bytes that are moved at a time.
@@ -31,7 +32,9 @@ pub struct Streams {
     port: u16,
     sessions: HashMap<ConnId, Session>,
     chunk: Box<[u8]>,
-    /// Bytes read and written, of all connections.
+    /// UDP at the same port.
+    datagrams: Option<DatagramService>,
+    /// Bytes read and written, of all connections and datagrams.
     pub read: u64,
     pub written: u64,
 }
@@ -50,7 +53,7 @@ impl Streams {
     /// Serves who connects to `port` of all addresses.
     pub fn new(stream: Stream, port: u16) -> Self {
         let chunk = vec![0; CHUNK].into_boxed_slice();
-        Self { stream, port, sessions: HashMap::new(), chunk, read: 0, written: 0 }
+        Self { stream, port, sessions: HashMap::new(), chunk, datagrams: None, read: 0, written: 0 }
     }
 
     fn open(&mut self, conn: ConnId, calls: &mut Calls<'_>) {
@@ -143,7 +146,12 @@ pub fn fill(bytes: &mut [u8], position: u64) {
 
 impl App for Streams {
     fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
-        calls.stack.listen(None, self.port, BACKLOG).map(|_| ())
+        calls.stack.listen(None, self.port, BACKLOG)?;
+        // A source would send to whoever is named as the sender of a datagram.
+        if self.stream != Stream::Source {
+            self.datagrams = Some(DatagramService::open(self.port, self.stream == Stream::Echo, calls)?);
+        }
+        Ok(())
     }
 
     fn event(&mut self, event: Event, calls: &mut Calls<'_>) {
@@ -153,7 +161,16 @@ impl App for Streams {
                     self.open(conn, calls);
                 }
             }
-            Event::Readable(conn) | Event::Writable(conn) | Event::Connected(conn) => self.serve(conn, calls),
+            Event::Readable(conn) | Event::Writable(conn) | Event::Connected(conn) => {
+                match &mut self.datagrams {
+                    Some(datagrams) if datagrams.socket == conn => {
+                        let (read, written) = datagrams.serve(calls);
+                        self.read += read;
+                        self.written += written;
+                    }
+                    _ => self.serve(conn, calls),
+                }
+            }
             Event::EndOfStream(conn) => {
                 if let Some(session) = self.sessions.get_mut(&conn) {
                     session.ended = true;
@@ -174,6 +191,9 @@ impl App for Streams {
     fn stop(&mut self, calls: &mut Calls<'_>) {
         for (conn, _) in self.sessions.drain() {
             calls.close(conn);
+        }
+        if let Some(datagrams) = self.datagrams.take() {
+            calls.close(datagrams.socket);
         }
     }
 }

@@ -31,6 +31,11 @@ fn host(host: &TcpReport) -> String {
         count("memory_used") as f64 / f64::from(1 << 20),
         count("memory") as f64 / f64::from(1 << 20),
     );
+    let datagrams = ["datagrams_received", "datagrams_sent"].map(count);
+    if datagrams != [0; 2] {
+        let [received, sent] = datagrams;
+        let _ = writeln!(text, "  udp: {received} datagrams received, {sent} sent");
+    }
     let again = ["again_fast", "again_timeout", "again_probe"].map(count);
     if again.iter().sum::<u64>() > 0 {
         let [fast, timeout, probe] = again;
@@ -63,7 +68,7 @@ const ENDED: [(&str, &str); 6] = [
     ("unreachable", "unreachable"),
     ("aborted", "aborted"),
 ];
-const SEEN: [(&str, &str); 10] = [
+const SEEN: [(&str, &str); 12] = [
     ("timeouts", "timeouts"),
     ("spurious", "spurious reductions undone"),
     ("reordered", "ACKs that showed reordering"),
@@ -73,6 +78,8 @@ const SEEN: [(&str, &str); 10] = [
     ("cookies_sent", "SYN cookies sent"),
     ("time_wait_evicted", "connections evicted from TIME-WAIT"),
     ("address_conflicts", "address conflicts"),
+    ("datagrams_refused", "datagrams that could not be sent"),
+    ("fragments_dropped", "fragments not put together"),
     ("starved", "packets not made for want of buffers"),
 ];
 
@@ -115,6 +122,8 @@ mod tests {
                 ("finished", 9),
                 ("time_wait", 2),
                 ("marks", 4),
+                ("datagrams_received", 21),
+                ("fragments_dropped", 2),
             ]),
             drops: counts(&[("checksum", 7)]),
         };
@@ -134,10 +143,11 @@ mod tests {
         let report = Report { tcp: vec![host], connections: Some(vec![connection]), ..Report::default() };
         let expected = "  \
   tcp lcore0: 3 connections, 12 accepted, 0 opened; 1.5 of 64 MiB of FIFOs used
+  udp: 21 datagrams received, 0 sent
   retransmitted: 5 fast, 0 after timeouts, 1 as probes
   now: 2 in TIME-WAIT
   ended: 9 finished
-  seen: 4 ECN marks heeded
+  seen: 4 ECN marks heeded, 2 fragments not put together
   dropped by the stack: checksum 7
   local       remote          state        received  unread  sent  unacked   mss   cwnd  rtt, ms  retransmitted
   10.0.0.2:7  10.0.0.1:40000  ESTABLISHED      1000      10   900       90  1448  14480    1.234              6

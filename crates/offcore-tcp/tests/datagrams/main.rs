@@ -1,0 +1,296 @@
+//! UDP and packets in parts, between two hosts with all their copies.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod world;
+
+use offcore_stats::SplitMix;
+use offcore_tcp::proto::{Cause, DropReason, Event};
+use offcore_wire::{Icmpv4, Icmpv6, icmpv4, icmpv6};
+
+use world::{PORT, World, addresses};
+
+const SIZES: [usize; 10] = [0, 1, 7, 1452, 1453, 1472, 1473, 3000, 20_000, 65_507];
+
+/// Bytes of slots, which stay where they are.
+const SLOTS: usize = 4096;
+
+fn content(seed: u64, len: usize) -> Vec<u8> {
+    let mut chance = SplitMix::new(seed);
+    (0..len).map(|_| chance.below(256) as u8).collect()
+}
+
+/// Whatever has come in parts, or not at all, holds no buffer any more.
+fn nothing_is_held(world: &World, before: usize) {
+    let [a, b] = &world.ends;
+    assert_eq!(
+        a.cache.pool().available() + magazines(world),
+        before,
+        "{:?} {:?}",
+        a.path.stats(),
+        b.path.stats()
+    );
+}
+
+fn magazines(world: &World) -> usize {
+    let shared = world.ends[0].cache.pool().available();
+    world.ends.iter().map(|end| end.cache.available() - shared).sum()
+}
+
+fn free(world: &World) -> usize {
+    world.ends[0].cache.pool().available() + magazines(world)
+}
+
+#[test]
+fn datagrams_of_any_length_arrive() {
+    for by_engine in [false, true] {
+        let mut world = World::new(by_engine);
+        let before = free(&world);
+        for (to, from) in addresses(2).into_iter().zip(addresses(1)) {
+            for (seed, len) in SIZES.into_iter().enumerate() {
+                let bytes = content(seed as u64, len);
+                assert!(world.ends[0].send((to, PORT).into(), &bytes));
+                world.run(|_, frame| {
+                    assert!(frame.len() <= 1514, "{} bytes", frame.len());
+                    vec![frame]
+                });
+                let (peer, got) = world.ends[1].take().unwrap();
+                assert_eq!(peer, (from, PORT).into());
+                assert!(got == bytes, "{len} bytes to {to}");
+                assert_eq!(world.ends[1].take(), None);
+            }
+        }
+        nothing_is_held(&world, before);
+    }
+}
+
+#[test]
+fn many_datagrams_keep_their_order_and_bounds() {
+    let mut world = World::new(true);
+    let before = free(&world);
+    let to = addresses(2)[0];
+    world.acquaint(to);
+    let sizes = || (0..400usize).map(|number| number * 37 % 3000);
+    let mut sent = 0;
+    for (seed, len) in sizes().enumerate() {
+        if !world.ends[0].send((to, PORT).into(), &content(seed as u64, len)) {
+            break;
+        }
+        sent += 1;
+    }
+    assert!(sent > 100, "there is room for {sent} datagrams only");
+    world.run(|_, frame| vec![frame]);
+    for (seed, len) in sizes().enumerate().take(sent) {
+        let Some((_, bytes)) = world.ends[1].take() else { panic!("{seed} of {sent} have come") };
+        assert!(bytes == content(seed as u64, len), "datagram {seed}");
+    }
+    nothing_is_held(&world, before);
+}
+
+#[test]
+fn parts_come_in_any_order_and_twice() {
+    for to in addresses(2) {
+        let mut world = World::new(true);
+        let before = free(&world);
+        let bytes = content(1, 30_000);
+        let mut parts = world.frames_of(to, &bytes);
+        assert!(parts.len() > 20, "{} parts", parts.len());
+        let mut chance = SplitMix::new(7);
+        for at in (1..parts.len()).rev() {
+            parts.swap(at, chance.below(at as u64 + 1) as usize);
+        }
+        let last = parts.len() - 1;
+        for (at, part) in parts.iter().enumerate() {
+            let now = world.now;
+            world.ends[1].receive(now, part);
+            if at < last {
+                world.ends[1].receive(now, part);
+                assert_eq!(world.ends[1].take(), None);
+            }
+        }
+        world.run(|_, frame| vec![frame]);
+        assert!(world.ends[1].take().unwrap().1 == bytes, "to {to}");
+        assert_eq!(world.ends[1].path.stats().fragments_dropped, 0);
+        nothing_is_held(&world, before);
+    }
+}
+
+#[test]
+fn overlapping_parts_spoil_the_packet() {
+    let mut world = World::new(false);
+    let before = free(&world);
+    let parts = world.frames_of(addresses(2)[0], &content(1, 4000));
+    assert_eq!(parts.len(), 3);
+    let mut overlapping = parts[1].clone();
+    // The offset counts units of 8 bytes; the header's checksum changes by as much.
+    let offset = u16::from_be_bytes([overlapping[20], overlapping[21]]) - 1;
+    overlapping[20..22].copy_from_slice(&offset.to_be_bytes());
+    let checksum = u16::from_be_bytes([overlapping[24], overlapping[25]]) + 1;
+    overlapping[24..26].copy_from_slice(&checksum.to_be_bytes());
+    let now = world.now;
+    for part in [&parts[0], &overlapping, &parts[2]] {
+        world.ends[1].receive(now, part);
+    }
+    world.run(|_, frame| vec![frame]);
+    assert_eq!(world.ends[1].take(), None);
+    assert_eq!(world.ends[1].path.stats().fragments_dropped, 2);
+    world.now += 31_000_000;
+    world.run(|_, frame| vec![frame]);
+    assert_eq!(
+        world.ends[1].path.stats().fragments_dropped,
+        3,
+        "the last part waited for the others in vain"
+    );
+    nothing_is_held(&world, before);
+}
+
+#[test]
+fn parts_of_a_packet_that_never_comes_are_given_up() {
+    for to in addresses(2) {
+        let mut world = World::new(false);
+        let before = free(&world);
+        let parts = world.frames_of(to, &content(1, 9000));
+        let now = world.now;
+        parts[1..].iter().for_each(|part| world.ends[1].receive(now, part));
+        world.run(|_, frame| vec![frame]);
+        assert!(free(&world) < before, "parts are kept");
+        world.now += 31_000_000;
+        world.run(|_, frame| vec![frame]);
+        nothing_is_held(&world, before);
+        assert_eq!(world.ends[1].take(), None);
+    }
+}
+
+/// The same part as if host `last` had sent it, as part of packet `ident`.
+fn forged(part: &[u8], last: u8, ident: u16) -> Vec<u8> {
+    let mut part = part.to_vec();
+    part[18..20].copy_from_slice(&ident.to_be_bytes());
+    part[29] = last;
+    part[24..26].fill(0);
+    let checksum = offcore_wire::Sum::of(&part[14..34]).checksum();
+    part[24..26].copy_from_slice(&checksum.to_be_bytes());
+    part
+}
+
+#[test]
+fn one_sender_of_parts_costs_another_nothing() {
+    let mut world = World::new(false);
+    let bytes = content(1, 3000);
+    let parts = world.frames_of(addresses(2)[0], &bytes);
+    let now = world.now;
+    world.ends[1].receive(now, &parts[0]);
+    for ident in 0..5000 {
+        world.ends[1].receive(now, &forged(&parts[0], 77, ident));
+    }
+    assert!(free(&world) > 2048 / 2, "parts hold {} buffers", 2048 - free(&world));
+    parts[1..].iter().for_each(|part| world.ends[1].receive(now, part));
+    world.run(|_, frame| vec![frame]);
+    assert!(world.ends[1].take().unwrap().1 == bytes);
+}
+
+#[test]
+fn wrong_checksums_are_dropped_and_none_is_taken_over_ipv4() {
+    for (to, at) in addresses(2).into_iter().zip([14 + 20 + 6, 14 + 40 + 6]) {
+        let mut world = World::new(false);
+        let frame = world.frames_of(to, b"some words").remove(0);
+        let now = world.now;
+        let mut wrong = frame.clone();
+        wrong[at] ^= 1;
+        world.ends[1].receive(now, &wrong);
+        let mut none = frame.clone();
+        none[at..at + 2].fill(0);
+        world.ends[1].receive(now, &none);
+        world.run(|_, frame| vec![frame]);
+        let taken = usize::from(to.is_ipv4());
+        assert_eq!((0..2).map_while(|_| world.ends[1].take()).count(), taken, "{to}");
+        assert_eq!(world.ends[1].path.stack.drops().get(DropReason::Checksum), 2 - taken as u64);
+    }
+}
+
+#[test]
+fn who_sends_to_nobody_is_told() {
+    let mut world = World::new(false);
+    for to in addresses(2) {
+        assert!(world.ends[0].send((to, 9).into(), b"to nobody"));
+        let mut told = 0;
+        world.run(|from, frame| {
+            told += usize::from(
+                from == 1
+                    && match to.is_ipv4() {
+                        true if frame[23] == 1 => matches!(
+                            Icmpv4::parse(&frame[34..]),
+                            Ok(Icmpv4::Unreachable { code: icmpv4::PORT_UNREACHABLE, quoted, .. })
+                                if quoted[20..24] == [0, 7, 0, 9]
+                        ),
+                        false if frame[20] == 58 => matches!(
+                            Icmpv6::parse(&frame[54..]),
+                            Ok(Icmpv6::Unreachable { code: icmpv6::PORT_UNREACHABLE, quoted, .. })
+                                if quoted[40..44] == [0, 7, 0, 9]
+                        ),
+                        _ => false,
+                    },
+            );
+            vec![frame]
+        });
+        assert_eq!(told, 1, "{to}");
+    }
+}
+
+#[test]
+fn nobody_is_told_more_than_a_thousand_times_a_second() {
+    let mut world = World::new(false);
+    let mut frame = world.frames_of(addresses(2)[0], b"to nobody").remove(0);
+    // To port 9, without a checksum.
+    frame[36..38].copy_from_slice(&9u16.to_be_bytes());
+    frame[40..42].fill(0);
+    let now = world.now;
+    let mut told = 0;
+    for _ in 0..3000 {
+        world.ends[1].receive(now, &frame);
+        told += world.ends[1].turn(now).len();
+    }
+    assert_eq!(told, 1000);
+}
+
+#[test]
+fn nonsense_from_an_application_ends_its_socket_only() {
+    for nonsense in [vec![0xff; 48], vec![4; 16], vec![0; 40]] {
+        let mut world = World::new(false);
+        world.ends[0].write_nonsense(&nonsense);
+        world.run(|_, frame| vec![frame]);
+        let end = &mut world.ends[0];
+        let closed = Event::Closed(end.socket, Cause::Aborted);
+        assert_eq!(end.events.iter().filter(|event| **event == closed).count(), 1);
+        let (stack, out) = end.path.call();
+        stack.close(1, end.socket, out);
+        assert!(stack.memory_used() <= SLOTS, "its memory is free");
+        assert!(stack.open_datagrams(None, PORT).is_ok(), "its port, too");
+    }
+}
+
+#[test]
+fn a_closed_socket_sends_what_was_written() {
+    let mut world = World::new(true);
+    let to = addresses(2)[0];
+    assert!(world.ends[0].send((to, PORT).into(), b"the last words"));
+    let end = &mut world.ends[0];
+    let socket = end.socket;
+    let (stack, out) = end.path.call();
+    stack.close(1, socket, out);
+    world.run(|_, frame| vec![frame]);
+    assert_eq!(world.ends[1].take().unwrap().1, b"the last words");
+    assert!(world.ends[0].path.stack.memory_used() <= SLOTS);
+}
+
+#[test]
+fn datagrams_that_cannot_go_are_counted() {
+    let mut world = World::new(false);
+    for to in ["192.168.1.1:7", "255.255.255.255:7", "10.0.0.255:7", "224.0.0.1:7", "0.0.0.0:7", "10.0.0.2:0"]
+    {
+        assert!(world.ends[0].send(to.parse().unwrap(), b"lost"), "{to}");
+    }
+    world.run(|_, frame| vec![frame]);
+    assert_eq!(world.ends[0].path.stack.counts().datagrams_refused, 6);
+    assert!(world.ends[0].send((addresses(2)[0], PORT).into(), b"goes"));
+    world.run(|_, frame| vec![frame]);
+    assert_eq!(world.ends[1].take().unwrap().1, b"goes");
+}

@@ -1,0 +1,184 @@
+//! Two hosts with a socket each, and a wire between them that a test looks into.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use offcore_dma::core::{CoreDevice, Stepper};
+use offcore_dma::{Binding, Context, Device, Mode, Mover};
+use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool, PoolCache};
+use offcore_session::Writer;
+use offcore_session::datagram::{Datagrams, Header};
+use offcore_stats::StageClock;
+use offcore_tcp::path::Path;
+use offcore_tcp::proto::{Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
+use offcore_wire::MacAddr;
+
+pub(crate) const PORT: u16 = 7;
+const MTU: u16 = 1500;
+/// Turns that copies of an engine take.
+const COPYING: u32 = 24;
+
+/// A host with a socket at [`PORT`].
+pub(crate) struct End {
+    pub(crate) path: Path,
+    pub(crate) cache: PoolCache,
+    pub(crate) socket: ConnId,
+    pub(crate) events: Vec<Event>,
+    turns: u32,
+    mover: Mover,
+    clock: StageClock,
+    stepper: Stepper,
+    datagrams: Datagrams,
+}
+
+/// The addresses of host `last`.
+pub(crate) fn addresses(last: u8) -> [IpAddr; 2] {
+    [[10, 0, 0, last].into(), [0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into()].into()]
+}
+
+impl End {
+    fn new(last: u8, by_engine: bool, pool: &'static Pool) -> Self {
+        let config = Config { secret: [last; 16], memory: 8 << 20, ..Config::default() };
+        let mut stack = Stack::new(config).unwrap();
+        let mut out = Out::default();
+        let [v4, v6] = addresses(last);
+        let addresses = vec![Prefix { address: v4, len: 24 }, Prefix { address: v6, len: 64 }];
+        let mac = MacAddr([2, 0, 0, 0, 0, last]);
+        stack.add_iface(1, &IfaceConfig { mac, mtu: MTU, addresses, routes: Vec::new() }, &mut out);
+        let socket = stack.open_datagrams(None, PORT).unwrap();
+        let datagrams = Datagrams::new(stack.memory(), stack.slot(socket).unwrap()).unwrap();
+        let mut mover = Mover::new();
+        let (device, stepper) = CoreDevice::stepped();
+        let channel = mover.add_channel(device.open_channel(256).unwrap());
+        let mut path = Path::new(stack, out, &mut mover, pool);
+        if by_engine {
+            let binding = Binding::new(Mode::Offload, vec![channel]);
+            path.bind(&mut mover, &binding, &binding).unwrap();
+        }
+        let (cache, clock) = (pool.cache(), StageClock::private());
+        Self { path, cache, socket, events: Vec::new(), turns: 0, mover, clock, stepper, datagrams }
+    }
+
+    fn with<R>(&mut self, f: impl FnOnce(&mut Path, &mut Context<'_>) -> R) -> R {
+        let Self { path, mover, cache, clock, .. } = self;
+        f(path, &mut Context { mover, cache, clock, burst: BURST })
+    }
+
+    /// A frame comes, in as many buffers as it takes.
+    pub(crate) fn receive(&mut self, now: u64, frame: &[u8]) {
+        let mut packet = self.cache.take_chain(HEADROOM, frame.len()).unwrap();
+        let mut rest = frame;
+        for segment in self.cache.pool().segments_mut(&mut packet) {
+            let (here, behind) = rest.split_at(segment.len());
+            segment.copy_from_slice(here);
+            rest = behind;
+        }
+        let mut burst = Burst::new();
+        burst.push(packet);
+        self.with(|path, ctx| path.receive(ctx, now, 0, &mut burst));
+    }
+
+    /// One turn; what it has sent.
+    pub(crate) fn turn(&mut self, now: u64) -> Vec<Vec<u8>> {
+        // Copies take a while, so that later ones overtake them.
+        self.turns += 1;
+        if self.turns.is_multiple_of(COPYING) {
+            self.stepper.step();
+        }
+        self.with(|path, ctx| {
+            ctx.mover.poll(ctx.clock);
+            path.turn(ctx, now, BURST);
+        });
+        self.path.take_events(&mut self.events);
+        let packets: Vec<_> = self.path.to_send(0).drain(..).collect();
+        let pool = self.cache.pool();
+        let frames =
+            packets.iter().map(|packet| pool.segments(packet).collect::<Vec<_>>().concat()).collect();
+        self.cache.free_all(packets);
+        frames
+    }
+
+    pub(crate) fn send(&mut self, to: SocketAddr, payload: &[u8]) -> bool {
+        let local = if to.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
+        let sent = self.datagrams.send(&Header { len: payload.len() as u16, peer: to, local }, payload);
+        let (stack, out) = self.path.call();
+        stack.written(1, self.socket, out).unwrap();
+        sent
+    }
+
+    /// Writes bytes that are no datagram.
+    pub(crate) fn write_nonsense(&mut self, bytes: &[u8]) {
+        let (stack, out) = self.path.call();
+        let slot = stack.slot(self.socket).unwrap();
+        let mut writer = Writer::new(Arc::clone(stack.memory()), slot).unwrap();
+        assert!(writer.write_all(&[bytes]));
+        stack.written(1, self.socket, out).unwrap();
+    }
+
+    /// The oldest datagram that has come.
+    pub(crate) fn take(&mut self) -> Option<(SocketAddr, Vec<u8>)> {
+        let mut bytes = vec![0; 65_535];
+        let header = self.datagrams.receive(&mut bytes)?;
+        bytes.truncate(header.len.into());
+        let (stack, out) = self.path.call();
+        stack.consumed(1, self.socket, out).unwrap();
+        Some((header.peer, bytes))
+    }
+}
+
+/// Both hosts.
+pub(crate) struct World {
+    pub(crate) ends: [End; 2],
+    pub(crate) now: u64,
+}
+
+impl World {
+    /// Host 1 and host 2.
+    pub(crate) fn new(by_engine: bool) -> Self {
+        let pool = Pool::new(2048, 2048, Hugepages::None).unwrap();
+        let ends = [1, 2].map(|last| End::new(last, by_engine, pool));
+        let mut world = Self { ends, now: 1 };
+        // Addresses of IPv6 are probed for.
+        world.run(|_, frame| vec![frame]);
+        world.now = 2_000_000;
+        world.run(|_, frame| vec![frame]);
+        world
+    }
+
+    /// Runs until nothing happens any more. `wire` says what becomes of a frame that a host has sent.
+    pub(crate) fn run(&mut self, mut wire: impl FnMut(usize, Vec<u8>) -> Vec<Vec<u8>>) {
+        let mut quiet = 0;
+        while quiet < 2 * COPYING {
+            self.now += 10;
+            let mut busy = false;
+            for from in 0..2 {
+                for frame in self.ends[from].turn(self.now) {
+                    busy = true;
+                    for frame in wire(from, frame) {
+                        self.ends[1 - from].receive(self.now, &frame);
+                    }
+                }
+            }
+            quiet = if busy { 0 } else { quiet + 1 };
+        }
+    }
+
+    /// Makes the hosts known to each other.
+    pub(crate) fn acquaint(&mut self, to: IpAddr) {
+        assert!(self.ends[0].send((to, PORT).into(), b"who are you"));
+        self.run(|_, frame| vec![frame]);
+        assert_eq!(self.ends[1].take().unwrap().1, b"who are you");
+    }
+
+    /// The frames that host 1 sends when it sends `payload` to host 2, which do not arrive.
+    pub(crate) fn frames_of(&mut self, to: IpAddr, payload: &[u8]) -> Vec<Vec<u8>> {
+        self.acquaint(to);
+        assert!(self.ends[0].send((to, PORT).into(), payload));
+        let mut frames = Vec::new();
+        self.run(|_, frame| {
+            frames.push(frame);
+            Vec::new()
+        });
+        frames
+    }
+}

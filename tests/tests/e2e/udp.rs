@@ -1,0 +1,93 @@
+//! UDP and long pings between `offcore tcp` and the kernel.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use peers::{Netns, one_core, require};
+
+use super::tcp::{NEEDS, OURS, content, host, stop};
+
+/// A datagram that has not come back by then is lost, and sent again.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A socket of the kernel's that sends to ours.
+fn connected(address: &str, port: u16) -> UdpSocket {
+    let any: IpAddr = if address.contains(':') { [0u16; 8].into() } else { [0u8; 4].into() };
+    let socket = UdpSocket::bind((any, 0)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    socket.connect(SocketAddr::new(address.parse().unwrap(), port)).unwrap();
+    socket
+}
+
+/// Sends a datagram until it comes back: the kernel loses some when a buffer is full.
+fn echo(socket: &UdpSocket, bytes: &[u8]) {
+    let mut back = vec![0; 65_535];
+    for _ in 0..5 {
+        socket.send(bytes).unwrap();
+        while let Ok(len) = socket.recv(&mut back) {
+            if back[..len] == *bytes {
+                return;
+            }
+        }
+    }
+    panic!("{} bytes never came back from {:?}", bytes.len(), socket.peer_addr());
+}
+
+#[test]
+fn datagrams_of_any_length_come_back() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let netns = Netns::new().unwrap();
+    let engine = ["--dma", "rxq0@core:1;txq0@core:1", "--lcores", "0"];
+    for (port, more) in [("", &[][..]), (",offloads=off", &[]), ("", &engine)] {
+        let offcore = host(&netns, port, more);
+        netns
+            .within(|| {
+                for address in OURS {
+                    let socket = connected(address, 7);
+                    for len in [0, 1, 1452, 1453, 1472, 1473, 9000, 65_507] {
+                        echo(&socket, &content(len as u64 + 1, len));
+                    }
+                }
+                Ok(())
+            })
+            .unwrap();
+        stop(offcore);
+    }
+}
+
+#[test]
+fn long_pings_are_answered() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let netns = Netns::new().unwrap();
+    let offcore = host(&netns, "", &[]);
+    for address in OURS {
+        for len in ["1472", "1473", "8000", "60000"] {
+            let ping = || netns.run("ping", &["-c1", "-W2", "-s", len, address]);
+            assert!((0..5).any(|_| ping().is_ok()), "{address}: {len} bytes: {}", offcore.tail());
+        }
+    }
+    stop(offcore);
+}
+
+#[test]
+fn nobody_takes_datagrams() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let netns = Netns::new().unwrap();
+    let offcore = host(&netns, "", &[]);
+    netns
+        .within(|| {
+            for address in OURS {
+                let socket = connected(address, 8);
+                socket.send(b"is somebody there")?;
+                let refused = socket.recv(&mut [0; 9]).unwrap_err();
+                assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{address}");
+            }
+            Ok(())
+        })
+        .unwrap();
+    stop(offcore);
+}
