@@ -314,6 +314,8 @@ impl Sender {
 
     /// Nothing of `next` is going to be sent.
     pub(crate) fn unplanned(&mut self, next: &Next) {
+        // Nothing comes behind a FIN: it is to be planned anew.
+        self.fin_planned &= next.again || !next.fin;
         self.recovery.unplanned(next.range.start..next.range.end + u64::from(next.fin));
     }
 

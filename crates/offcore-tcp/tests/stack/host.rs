@@ -63,6 +63,8 @@ pub(crate) struct Host {
     pub(crate) latency: usize,
     /// Copies that are made at once are made in any order.
     pub(crate) shuffled: bool,
+    /// Percent of planned packets that get no buffer.
+    pub(crate) starved: u64,
     /// Data is reported without its copy, as by a stack that commits what it has only ordered.
     pub(crate) without_copies: bool,
     copying: Vec<(usize, Copying)>,
@@ -110,6 +112,7 @@ impl Host {
             accepted: Vec::new(),
             latency: 0,
             shuffled: false,
+            starved: 0,
             without_copies: false,
             copying: Vec::new(),
             chance: SplitMix::new(u64::from(last)),
@@ -286,6 +289,10 @@ impl Host {
         }
         let plans = std::mem::take(&mut self.out.plans);
         for plan in plans {
+            if self.starved > 0 && self.chance.below(100) < self.starved {
+                self.stack.give_up(&plan, &mut self.out);
+                continue;
+            }
             let mut bytes = Vec::with_capacity(plan.len as usize);
             for (address, len) in self.stack.plan_pieces(&plan) {
                 // SAFETY: the application has written these bytes, and they are not acknowledged.

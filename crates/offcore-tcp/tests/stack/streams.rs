@@ -119,6 +119,15 @@ fn segments_cut_by_the_port_over_lossy_links() {
     }
 }
 
+#[test]
+fn packet_buffers_run_out() {
+    for seed in 0..4 {
+        let mut world = World::new(seed, 1500, Config::default());
+        world.hosts.iter_mut().for_each(|host| host.starved = 50);
+        exchange(&mut world, "10.0.0.2:7", 20_000);
+    }
+}
+
 /// All that goes over a link while two streams are exchanged over it.
 fn trace(seed: u64, impairment: Impairment, shuffled: bool) -> Vec<(u64, usize, Vec<u8>)> {
     let mut world = World::new(seed, 1500, Config::default());
