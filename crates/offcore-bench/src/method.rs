@@ -3,6 +3,7 @@
 pub mod alternate;
 pub(crate) mod background;
 pub mod copier;
+pub(crate) mod flush;
 pub mod lockstep;
 pub mod temperature;
 pub(crate) mod timed_worker;

@@ -1,7 +1,15 @@
-//! `offcore bench tcp`: what a segment costs the core of the TCP host stack that sends or receives it.
+//! `offcore bench tcp`: what a segment, or a connection, costs the core of the TCP host stack.
+//!
+//! * [`run`]: a segment, by who copies it.
+//! * [`idle`]: the same beside connections on which nothing happens, against alone.
+//! * [`open_close`]: connections that are opened, used once and closed.
 
+pub mod idle;
 mod link;
+pub mod open_close;
+mod pair;
 mod streams;
+mod visits;
 mod wire;
 
 use std::time::Duration;
@@ -13,21 +21,19 @@ use offcore_stats::tsc;
 
 use crate::BURST;
 use crate::guests::memory::{page_name, pages_for};
-use crate::method::alternate::{Against, Alternating, FEWEST, Schedule};
+use crate::method::alternate::{Against, Alternating, Blocks, FEWEST, Schedule, Steadiness};
 use crate::method::copier::Setup;
 use crate::method::lockstep::OtherCore;
 use crate::method::temperature::Temperature;
 use crate::report::progress::Progress;
 use crate::report::row::Row;
 use crate::report::sample::{ClockCheck, SumRatio};
-use link::{Link, Traffic};
+use link::{Link, Load, Traffic};
 
 pub use link::Side;
 
 /// Bytes that applications write at a time, where nothing else is said.
 pub const CHUNKS: [usize; 4] = [4 << 10, 64 << 10, 256 << 10, 2 << 20];
-/// Temperatures that are measured.
-pub const TEMPERATURES: [Temperature; 2] = [Temperature::Hot, Temperature::Remote];
 /// Bytes of payload of a segment, where nothing else is said: Ethernet's, with timestamps.
 pub const SEGMENT: usize = 1448;
 /// Headers of a segment, FCS included.
@@ -36,6 +42,8 @@ pub const HEADERS: usize = 70;
 const BUFFERS: usize = 8192;
 const BUFFER: usize = 2048;
 const LONG_BUFFER: usize = 16384;
+/// Links that a pair has open, each with packet buffers of its own.
+const PAIR: usize = 2;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -45,13 +53,15 @@ pub struct Options {
     pub chunks: Vec<usize>,
     /// Bytes of payload in a segment, at most 8192.
     pub segments: Vec<usize>,
-    /// Connections that take turns.
+    /// Connections that take turns; in [`idle`], those beside that do not; in [`open_close`], those that are open at a time.
     pub connections: Vec<usize>,
     pub temperatures: Vec<Temperature>,
     /// Who copies: what is measured alternately.
     pub setups: Vec<Setup>,
     /// Whether the port completes and verifies checksums; otherwise the core reads all payload.
     pub checksums: bool,
+    /// Whether the core is measured against itself first, for the noise floor of all ratios.
+    pub noise_floor: bool,
     /// A B B A blocks per cell.
     pub blocks: usize,
     /// Bursts of a turn that are timed, at least.
@@ -64,50 +74,94 @@ pub struct Options {
     pub other_lcore: Option<usize>,
 }
 
+impl Options {
+    /// How long a cell is measured.
+    fn schedule(&self, temperature: Temperature) -> Schedule {
+        let cold = temperature == Temperature::Cold;
+        let blocks = if cold { self.blocks.div_ceil(2) } else { self.blocks };
+        Schedule { blocks, bursts: self.bursts, limit: self.timeout, fewest: FEWEST }
+    }
+
+    /// What goes over each wire, in turns.
+    fn loads(&self) -> Vec<Load> {
+        let of = |&temperature| self.chunks.iter().map(move |&chunk| Load { temperature, chunk });
+        self.temperatures.iter().flat_map(of).collect()
+    }
+
+    /// Which host, how long its segments are, and how many connections.
+    fn wires(&self) -> impl Iterator<Item = (Side, usize, usize)> {
+        self.segments.iter().flat_map(move |&segment| {
+            let sides = self.sides.iter().map(move |&side| (side, segment));
+            sides.flat_map(|(side, segment)| self.connections.iter().map(move |&n| (side, segment, n)))
+        })
+    }
+
+    /// Blocks of all wires, those of a cell counted so often.
+    fn steps(&self, often: usize) -> usize {
+        let blocks: usize = self.loads().iter().map(|load| self.schedule(load.temperature).blocks).sum();
+        self.wires().count() * blocks * often
+    }
+}
+
+/// What everything in a run is measured with.
+struct Rig {
+    other: OtherCore,
+    clock: ClockCheck,
+    /// One for each link that is open: what one has sent warms no other's buffers.
+    pools: Vec<&'static Pool>,
+}
+
+impl Rig {
+    fn new(options: &Options, pools: usize) -> Result<Self> {
+        offcore_stats::lcore::pin(options.lcore)?;
+        let other = OtherCore::start(options.other_lcore)?;
+        let short = options.segments.iter().all(|&segment| segment <= SEGMENT);
+        let buffer = if short { BUFFER } else { LONG_BUFFER };
+        let hugepages = pages_for(options.hugepages, pools * (((BUFFERS * buffer) >> 20) + 2))?;
+        let pools: Result<Vec<_>, _> = (0..pools).map(|_| Pool::new(BUFFERS, buffer, hugepages)).collect();
+        Ok(Self { other, clock: ClockCheck::new(), pools: pools? })
+    }
+
+    fn pages(&self) -> Option<&'static str> {
+        self.pools.first().map(|pool| page_name(pool.mapping().page_size()))
+    }
+}
+
 /// Measures everything that `options` asks for; `emit` gets each row as it is ready.
 ///
 /// # Errors
 /// When something cannot be set up, or a byte is lost or changed.
 pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
-    offcore_stats::lcore::pin(options.lcore)?;
-    let other = OtherCore::start(options.other_lcore)?;
-    let buffer =
-        if options.segments.iter().all(|&segment| segment <= SEGMENT) { BUFFER } else { LONG_BUFFER };
-    let hugepages = pages_for(options.hugepages, ((BUFFERS * buffer) >> 20) + 2)?;
-    let mut clock = ClockCheck::new();
-    let cells = options.sides.len() * options.connections.len() * options.segments.len();
-    progress.begin(cells * options.temperatures.len() * options.chunks.len() * options.blocks);
-    // One pool for each setup: what one has sent warms no other's buffers.
-    let pools: Vec<_> =
-        options.setups.iter().map(|_| Pool::new(BUFFERS, buffer, hugepages)).collect::<Result<_, _>>()?;
-    let pages = Some(page_name(pools[0].mapping().page_size()));
-    let wires = options.segments.iter().flat_map(|&segment| {
-        let sides = options.sides.iter().map(move |&side| (side, segment));
-        sides.flat_map(|wire| options.connections.iter().map(move |&connections| (wire, connections)))
-    });
-    for ((side, segment), connections) in wires {
+    let mut rig = Rig::new(options, options.setups.len().max(PAIR))?;
+    let pages = rig.pages();
+    // Without a ratio there is nothing that the floor would be for.
+    let with_noise = options.noise_floor && options.setups.len() > 1;
+    progress.begin(options.steps(1 + usize::from(with_noise)));
+    let loads = options.loads();
+    for (side, segment, connections) in options.wires() {
+        let (idle, fifo, checksums) = (0, link::fifo_of(connections), options.checksums);
+        let traffic = Traffic { side, segment, connections, idle, fifo, checksums };
+        let noise = match with_noise {
+            true => pair::noise(&mut rig, traffic, &loads, options, progress)?,
+            false => vec![None; loads.len()],
+        };
         progress.say("tcp, opening connections");
-        let traffic = Traffic { side, segment, connections, checksums: options.checksums };
         let open = |(&setup, pool): (&Setup, &&'static Pool)| Link::open(setup, traffic, pool);
-        let links: Result<Vec<Link>> = options.setups.iter().zip(&pools).map(open).collect();
+        let links: Result<Vec<Link>> = options.setups.iter().zip(&rig.pools).map(open).collect();
         let mut links = links?;
-        for &temperature in &options.temperatures {
-            for &chunk in &options.chunks {
-                progress.say(&format!("tcp, {side}, {temperature}, {chunk} B"));
-                let mut cell = Alternating::new();
-                for link in &mut links {
-                    link.set(temperature, chunk);
-                    cell.add(link);
-                }
-                let Options { blocks, bursts, timeout, .. } = *options;
-                let schedule = Schedule { blocks, bursts, limit: timeout, fewest: FEWEST };
-                cell.measure(schedule, &other, &mut clock, progress)
-                    .with_context(|| format!("{side}, {temperature}, chunks of {chunk} bytes"))?;
-                for row in rows(&cell, traffic, temperature) {
-                    let (chunk, connections) = (Some(chunk), Some(connections));
-                    let bursts_per_turn = Some(bursts);
-                    emit(Row { chunk, connections, pages, bursts_per_turn, ..row });
-                }
+        for (&load, noise) in loads.iter().zip(noise) {
+            let Load { temperature, chunk } = load;
+            progress.say(&format!("tcp, {side}, {temperature}, {chunk} B"));
+            let mut cell = Alternating::new();
+            for link in &mut links {
+                link.set(load);
+                cell.add(link);
+            }
+            cell.measure(options.schedule(temperature), &rig.other, &mut rig.clock, progress)
+                .with_context(|| format!("{side}, {temperature}, chunks of {chunk} bytes"))?;
+            for mut row in rows(&cell, traffic, load) {
+                row.set_noise(noise);
+                emit(Row { pages, bursts_per_turn: Some(options.bursts), ..row });
             }
         }
     }
@@ -115,31 +169,13 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     Ok(())
 }
 
-fn rows(cell: &Alternating<&mut Link>, traffic: Traffic, temperature: Temperature) -> Vec<Row> {
+fn rows(cell: &Alternating<&mut Link>, traffic: Traffic, load: Load) -> Vec<Row> {
     let of = |setup: Setup| cell.blocks_of(move |link: &&mut Link| link.setup == setup);
     let core = of(Setup::CPU);
-    let steadiness = cell.steadiness();
     let mut rows = Vec::new();
     for (link, blocks) in cell.iter() {
         let setup = link.setup;
-        let mut row = Row {
-            bench: "tcp",
-            case: traffic.side.name().into(),
-            arrangement: "core-cost",
-            frame: traffic.segment + HEADERS,
-            mode: setup.mode.to_string(),
-            engine: setup.copier.name().into(),
-            ring: "none",
-            burst: BURST,
-            temperature: temperature.name().into(),
-            simulated: setup.copier.simulated(),
-            received: link.segments(),
-            verified: link.segments(),
-            ..Row::default()
-        };
-        blocks.enter(&mut row, tsc::hz());
-        steadiness.enter(&mut row);
-        row.payload_gbps = Some(traffic.segment as f64 * 8.0 / row.ns_per_packet);
+        let mut row = row(setup, traffic, load, (blocks, cell.steadiness()), link.segments());
         if let Some(ns) = link.engine_ns_per_copy() {
             row.set_engine(ns, 1.0);
         }
@@ -147,6 +183,7 @@ fn rows(cell: &Alternating<&mut Link>, traffic: Traffic, temperature: Temperatur
             (Mode::Offload, Some(core)) => {
                 let ratio = SumRatio::of(&core.core, &blocks.core);
                 row.offload_over_cpu = ratio.map(|ratio| ratio.sums);
+                row.offload_over_cpu_median = ratio.map(|ratio| ratio.median);
                 row.offload_over_cpu_lower = ratio.map(|ratio| ratio.lower);
             }
             (Mode::Auto, core) => {
@@ -159,3 +196,37 @@ fn rows(cell: &Alternating<&mut Link>, traffic: Traffic, temperature: Temperatur
     }
     rows
 }
+
+/// What a link has taken, and what it was.
+fn row(
+    setup: Setup,
+    traffic: Traffic,
+    load: Load,
+    (blocks, steadiness): (&Blocks, Steadiness),
+    segments: u64,
+) -> Row {
+    let mut row = Row {
+        bench: "tcp",
+        case: traffic.side.name().into(),
+        arrangement: "core-cost",
+        frame: traffic.segment + HEADERS,
+        mode: setup.mode.to_string(),
+        engine: setup.copier.name().into(),
+        ring: "none",
+        burst: BURST,
+        temperature: load.temperature.name().into(),
+        chunk: Some(load.chunk),
+        connections: Some(traffic.connections),
+        simulated: setup.copier.simulated(),
+        received: segments,
+        verified: segments,
+        ..Row::default()
+    };
+    blocks.enter(&mut row, tsc::hz());
+    steadiness.enter(&mut row);
+    row.payload_gbps = Some(traffic.segment as f64 * 8.0 / row.ns_per_packet);
+    row
+}
+
+#[cfg(test)]
+mod tests;

@@ -44,6 +44,14 @@ pub struct Row {
     pub chunk: Option<usize>,
     /// TCP: connections that take turns.
     pub connections: Option<usize>,
+    /// TCP, case idle: connections beside them on which nothing happens.
+    pub idle_connections: Option<usize>,
+    /// TCP, case idle: the speed beside idle connections over that alone, which alternated with it, as a ratio of sums.
+    pub beside_over_alone: Option<f64>,
+    /// Median of the ratios of paired blocks.
+    pub beside_over_alone_median: Option<f64>,
+    /// Lower bound of the ratio of sums by bootstrap, no higher than that of either half of the blocks.
+    pub beside_over_alone_lower: Option<f64>,
     /// TCP: Gbit/s of payload, of the measured core alone.
     pub payload_gbps: Option<f64>,
     /// Application work per packet in nanoseconds, part of what was timed.
@@ -134,6 +142,8 @@ pub struct Row {
     pub noise_upper: Option<f64>,
     /// `offload`: its speed over `cpu`'s, which alternated with it, as a ratio of sums; above 1 is faster.
     pub offload_over_cpu: Option<f64>,
+    /// TCP: median of the ratios of paired blocks.
+    pub offload_over_cpu_median: Option<f64>,
     /// Lower bound of that ratio by bootstrap.
     pub offload_over_cpu_lower: Option<f64>,
     /// `auto`: its speed over `cpu`'s, which alternated with it, as a ratio of the sums of the whole run, the beginning

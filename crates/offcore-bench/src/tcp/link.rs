@@ -4,8 +4,9 @@
 //! are the far host, what applications do with their FIFOs, the wire, and the engine, each in turns of its own. With
 //! [`Side::Send`] data goes from the measured host, with [`Side::Receive`] to it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr};
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -31,13 +32,15 @@ use crate::method::timed_worker::{self, TimedWorker};
 /// Bytes of a window, at least: as many chunks as that takes.
 const WINDOW: usize = 256 << 10;
 /// Without progress for so long something is wrong.
-const STALLED: Duration = Duration::from_secs(10);
+pub(super) const STALLED: Duration = Duration::from_secs(10);
 /// Bytes of FIFOs in each host.
 const MEMORY: usize = 512 << 20;
 /// IP and TCP headers, with timestamps.
 const HEADERS: u16 = 52;
-/// Connections with large FIFOs, at most.
+/// Connections with large FIFOs, at most, and bytes of a FIFO.
 const FEW: usize = 100;
+const LARGE_FIFO: u32 = 4 << 20;
+pub(super) const SMALL_FIFO: u32 = 256 << 10;
 
 named! {
     /// Which host is measured.
@@ -57,8 +60,25 @@ pub(super) struct Traffic {
     pub(super) segment: usize,
     /// Connections that take turns.
     pub(super) connections: usize,
+    /// Connections beside these, on which nothing happens.
+    pub(super) idle: usize,
+    /// Bytes that a FIFO holds.
+    pub(super) fifo: u32,
     /// Whether the port completes and verifies checksums.
     pub(super) checksums: bool,
+}
+
+/// How data goes over a link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    pub(super) temperature: Temperature,
+    /// Bytes that applications write at a time.
+    pub(super) chunk: usize,
+}
+
+/// Bytes that the FIFOs of so many connections hold.
+pub(super) fn fifo_of(connections: usize) -> u32 {
+    if connections <= FEW { LARGE_FIFO } else { SMALL_FIFO }
 }
 
 /// The far host.
@@ -100,25 +120,25 @@ pub(super) struct Link {
     segments: u64,
 }
 
-fn address(last: u8) -> IpAddr {
+/// The address of a host.
+pub(super) fn address(last: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, last).into()
 }
 
 /// A host's worker: `setup` says who makes its copies, with the channels of `mover`.
-fn worker(
+pub(super) fn worker(
     (last, wire, app): (u8, &WireEnd, Box<dyn App>),
     mut mover: Mover,
     binding: &Binding,
-    Traffic { connections, segment, .. }: Traffic,
+    (segment, fifo): (usize, u32),
     pool: &'static Pool,
 ) -> Result<Worker> {
-    let buffer = if connections <= FEW { 4 << 20 } else { 256 << 10 };
     let config = Config {
         secret: [last; 16],
         memory: MEMORY,
-        receive_window: buffer,
-        send_buffer: buffer,
-        largest_buffer: buffer,
+        receive_window: fifo,
+        send_buffer: fifo,
+        largest_buffer: fifo,
         largest_segment: segment as u16,
         ..Config::default()
     };
@@ -140,45 +160,47 @@ fn worker(
 impl Link {
     /// Opens both hosts and their connections. Takes some seconds: addresses are probed for first.
     pub(super) fn open(setup: Setup, traffic: Traffic, pool: &'static Pool) -> Result<Self> {
-        let Traffic { side, connections, checksums, .. } = traffic;
+        let Traffic { side, connections, idle, checksums, .. } = traffic;
         let mut engine = setup.open()?;
         let (mover, channels) = timed_worker::mover_with(engine.as_mut())?;
         let binding = Binding::new(setup.mode, channels);
         let [wire, far_wire] = wire(pool, checksums);
         let (shared, far_shared) = (Shared::default(), Shared::default());
         // The sender is the client.
-        let client = |shared: &Shared, to| Box::new(Ends::client(shared.clone(), address(to), connections));
+        let all = connections + idle;
+        let client = |shared: &Shared, to| Box::new(Ends::client(shared.clone(), address(to), all));
         let server = |shared: &Shared| Box::new(Ends::server(shared.clone()));
         let (near_app, far_app) = match side {
             Side::Send => (client(&shared, 2), server(&far_shared)),
             Side::Receive => (server(&shared), client(&far_shared, 1)),
         };
-        let near = worker((1, &wire, near_app), mover, &binding, traffic, pool)?;
+        let sizes = (traffic.segment, traffic.fifo);
+        let near = worker((1, &wire, near_app), mover, &binding, sizes, pool)?;
         let core = Binding::core();
-        let far = worker((2, &far_wire, far_app), Mover::new(), &core, traffic, pool)?;
+        let far = worker((2, &far_wire, far_app), Mover::new(), &core, sizes, pool)?;
         let mut near = TimedWorker::new(near, engine, Temperature::Remote);
         near.not_its_own = Arc::clone(&wire.taken_ticks);
         let far = Arc::new(Mutex::new(Far { worker: far, shared: far_shared, wire: far_wire }));
         let (next, chunk, segments) = (0, WINDOW, 0);
         let mut link = Self { setup, side, near, shared, wire, far, connections, next, chunk, segments };
-        link.connect()?;
+        link.connect(all)?;
         Ok(link)
     }
 
-    fn connect(&mut self) -> Result<()> {
+    fn connect(&mut self, all: usize) -> Result<()> {
         let mut far = lock(&self.far);
         let (mut open, mut since) = (0, Instant::now());
         loop {
             self.near.worker.round();
             far.worker.round();
             let both = [&self.shared, &far.shared].map(|shared| lock(&shared.streams).len());
-            if both == [self.connections; 2] {
+            if both == [all; 2] {
                 break;
             }
             if both[0] + both[1] > open {
                 (open, since) = (both[0] + both[1], Instant::now());
             }
-            ensure!(since.elapsed() < STALLED, "{both:?} of {} connections are open", self.connections);
+            ensure!(since.elapsed() < STALLED, "{both:?} of {all} connections are open");
         }
         lock(&self.shared.streams).sort();
         lock(&far.shared.streams).sort();
@@ -186,8 +208,11 @@ impl Link {
     }
 
     /// From now on data is so warm, and applications write so many bytes at a time.
-    pub(super) fn set(&mut self, temperature: Temperature, chunk: usize) {
+    pub(super) fn set(&mut self, Load { temperature, chunk }: Load) {
         self.near.temperature = temperature;
+        let cold = temperature == Temperature::Cold;
+        lock(&self.shared.streams).cold = cold;
+        self.wire.set_cold(cold);
         (self.chunk, self.segments) = (chunk, 0);
     }
 
@@ -276,7 +301,19 @@ impl Chunks {
     }
 }
 
+impl Subject for Rc<RefCell<Link>> {
+    fn window(&mut self, other: &OtherCore) -> Result<Cost> {
+        self.borrow_mut().window(other)
+    }
+}
+
 impl Subject for &mut Link {
+    fn window(&mut self, other: &OtherCore) -> Result<Cost> {
+        Link::window(self, other)
+    }
+}
+
+impl Subject for Link {
     fn window(&mut self, other: &OtherCore) -> Result<Cost> {
         let count = (WINDOW / self.chunk).max(1);
         let chunks = Chunks { first: self.next, count, connections: self.connections, len: self.chunk };
@@ -333,13 +370,14 @@ mod tests {
             (Side::Receive, Setup::HELPER, false),
             (Side::Send, Setup::CPU, false),
         ] {
-            let traffic = Traffic { side, segment: 1448, connections: 3, checksums };
+            let traffic =
+                Traffic { side, segment: 1448, connections: 3, idle: 2, fifo: fifo_of(5), checksums };
             let mut link = Link::open(setup, traffic, pool).unwrap();
             for (temperature, chunk) in
-                [(Temperature::Hot, 4096), (Temperature::Remote, 2 << 20), (Temperature::Hot, 777)]
+                [(Temperature::Hot, 4096), (Temperature::Remote, 2 << 20), (Temperature::Cold, 777)]
             {
-                link.set(temperature, chunk);
-                let cost = (&mut link).window(&other).unwrap();
+                link.set(Load { temperature, chunk });
+                let cost = link.window(&other).unwrap();
                 assert_eq!(link.segments(), cost.packets);
                 let bytes = (WINDOW / chunk).max(1) * chunk;
                 assert!(cost.packets as usize >= bytes.div_ceil(1448) && cost.core > 0, "{side}: {cost:?}");
@@ -351,11 +389,12 @@ mod tests {
     fn a_wrong_byte_is_noticed() {
         let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
         let other = OtherCore::start(None).unwrap();
-        let traffic = Traffic { side: Side::Send, segment: 512, connections: 1, checksums: true };
+        let (connections, idle, fifo) = (1, 0, fifo_of(1));
+        let traffic = Traffic { side: Side::Send, segment: 512, connections, idle, fifo, checksums: true };
         let mut link = Link::open(Setup::CPU, traffic, pool).unwrap();
-        (&mut link).window(&other).unwrap();
+        link.window(&other).unwrap();
         lock(&link.shared.streams).skip(0);
-        let error = (&mut link).window(&other).unwrap_err();
+        let error = link.window(&other).unwrap_err();
         assert!(format!("{error:#}").contains("wrong bytes"), "{error:#}");
     }
 }

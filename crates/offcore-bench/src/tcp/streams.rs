@@ -12,6 +12,7 @@ use offcore_session::{Reader, Writer};
 use offcore_stats::SplitMix;
 use offcore_tcp::proto::{CallError, ConnId, Event, Stack};
 
+use crate::method::flush;
 use crate::method::lockstep::lock;
 
 /// Where the receiving host listens.
@@ -46,6 +47,8 @@ pub(super) struct Streams {
     streams: Vec<Stream>,
     by_port: HashMap<u16, Stream>,
     buffer: Vec<u8>,
+    /// What is written is to be in no cache.
+    pub(super) cold: bool,
     /// Connections on which there is something to be written.
     owing: Vec<usize>,
     /// Connections that have been written or read since the stack was told.
@@ -74,13 +77,14 @@ impl Streams {
 
     /// Writes what there is room for.
     pub(super) fn write(&mut self) {
-        let Self { streams, owing, touched, .. } = self;
+        let Self { streams, owing, touched, cold, .. } = self;
+        let write = if *cold { flush::write } else { Writer::write };
         owing.retain(|&index| {
             let stream = &mut streams[index];
             let mut all = 0;
             while stream.owed > 0 {
                 let at = (stream.position % PERIOD as u64) as usize;
-                let n = stream.writer.write(&PATTERN[at..at + stream.owed.min(PERIOD)]);
+                let n = write(&mut stream.writer, &PATTERN[at..at + stream.owed.min(PERIOD)]);
                 if n == 0 {
                     break;
                 }

@@ -2,15 +2,16 @@
 //! its ends take is taken off.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use offcore_flow::host::HostPort;
 use offcore_mem::{Burst, Packet, Pool};
 use offcore_port::{Accepts, Context, RxCounters, RxQueue, TxCounters, TxQueue};
 use offcore_stats::tsc;
-use offcore_wire::virtio_net::Offloads;
+use offcore_wire::virtio_net::{HEADER_LEN, Offloads};
 
+use crate::method::flush::flush;
 use crate::method::lockstep::lock;
 
 /// Packets of up to so many bytes have no payload.
@@ -21,15 +22,18 @@ const HEADERS: usize = 100;
 struct Lane {
     packets: Mutex<VecDeque<Packet>>,
     waiting: AtomicUsize,
-    /// Packets with payload that were ever sent.
+    /// Packets that were ever sent, and those with payload.
+    all: AtomicU64,
     segments: AtomicU64,
+    /// Packets are in no cache when they come.
+    cold: AtomicBool,
     pool: &'static Pool,
 }
 
 impl Lane {
     fn new(pool: &'static Pool) -> Arc<Self> {
-        let (packets, waiting, segments) = Default::default();
-        Arc::new(Self { packets, waiting, segments, pool })
+        let (packets, waiting, all, segments, cold) = Default::default();
+        Arc::new(Self { packets, waiting, all, segments, cold, pool })
     }
 }
 
@@ -81,6 +85,16 @@ impl WireEnd {
         [&self.incoming, &self.outgoing].map(|lane| lane.segments.load(Ordering::Relaxed))
     }
 
+    /// Packets of any kind, received and sent so far.
+    pub(super) fn packets(&self) -> u64 {
+        [&self.incoming, &self.outgoing].map(|lane| lane.all.load(Ordering::Relaxed)).iter().sum()
+    }
+
+    /// Whether packets that come from now on are in no cache.
+    pub(super) fn set_cold(&self, cold: bool) {
+        self.incoming.cold.store(cold, Ordering::Relaxed);
+    }
+
     fn took_since(&self, start: u64) {
         let took = tsc::now() - start;
         // One thread adds, so this need not be one step.
@@ -123,7 +137,11 @@ impl TxQueue for WireTx {
         let start = tsc::now();
         let lane = &self.end.outgoing;
         let segments = burst.iter().filter(|packet| packet.len() > HEADERS).count() as u64;
+        lane.all.store(lane.all.load(Ordering::Relaxed) + burst.len() as u64, Ordering::Relaxed);
         lane.segments.store(lane.segments.load(Ordering::Relaxed) + segments, Ordering::Relaxed);
+        if lane.cold.load(Ordering::Relaxed) {
+            burst.iter_mut().for_each(into_no_cache);
+        }
         let mut packets = lock(&lane.packets);
         packets.extend(burst.drain(..));
         lane.waiting.store(packets.len(), Ordering::Relaxed);
@@ -139,4 +157,10 @@ impl TxQueue for WireTx {
     fn counters(&self) -> &TxCounters {
         &self.counters
     }
+}
+
+/// Headers, payload, and what the port is told of them.
+fn into_no_cache(packet: &mut Packet) {
+    flush(packet.headroom_mut(HEADER_LEN));
+    flush(packet.bytes());
 }

@@ -1,22 +1,21 @@
-//! `offcore bench tcp`: what a segment costs the core of the TCP host stack.
+//! `offcore bench tcp`: what a segment, or a connection, costs the core of the TCP host stack.
 
-use clap::builder::TypedValueParser;
+mod table;
+
 use clap::{Args, ValueEnum};
 use offcore_bench::alternate::TURN_BURSTS;
 use offcore_bench::copier::{Copier, Setup};
 use offcore_bench::progress::Progress;
-use offcore_bench::row::Row;
-use offcore_bench::tcp::{self, CHUNKS, HEADERS, Options, SEGMENT, Side, TEMPERATURES};
+use offcore_bench::tcp::{self, CHUNKS, Options, SEGMENT, Side, idle, open_close};
 use offcore_bench::temperature::Temperature;
 use offcore_dma::Mode;
 
-use super::cells::{BenchArgs, blocks, or, setups, timeout};
-use super::{Rows, two_lcores, verified};
+use super::cells::{BenchArgs, blocks, goes_with, or, setups, temperature, timeout};
+use super::{Rows, two_lcores};
 use crate::Failure;
 use crate::args::size;
 use crate::args::{choice, mode, one_of, within};
-use crate::output::kib;
-use crate::output::table::{columns, digits, or_dash, times};
+use table::table;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -32,6 +31,9 @@ Examples:
   What unpacking costs by the size of segments:
     offcore bench tcp --side send --segment 64,512,1448,8192 --chunk 256K --temperature remote
 
+  One connection beside ten thousand that are idle, and what opening and closing so many costs:
+    offcore bench tcp --case idle,open-close
+
   Without checksums completed by the port, so that the core reads all payload:
     offcore bench tcp --checksum core --side receive
 
@@ -42,11 +44,16 @@ other core, each in turns of its own; every byte is checked.";
 
 #[derive(Args, Debug)]
 pub(crate) struct TcpBenchArgs {
-    /// Which host's core: send, receive [default: both]
+    /// What is measured: what a segment costs the core by who copies, the same beside idle connections, or what a
+    /// connection costs
+    #[arg(long = "case", value_name = "LIST", value_delimiter = ',', default_value = "core-cost")]
+    pub cases: Vec<Case>,
+
+    /// Which host's core: send, receive; of open-close the client's or the server's [default: both]
     #[arg(long = "side", value_name = "LIST", value_delimiter = ',', value_parser = one_of(Side::NAMES, Side::find))]
     pub sides: Vec<Side>,
 
-    /// Bytes that applications write at a time, 512 to 2M [default: 4K,64K,256K,2M]
+    /// Bytes that applications write at a time, 512 to 2M; idle: to 256K [default: 4K,64K,256K,2M; idle: 64K]
     #[arg(long = "chunk", value_name = "LIST", value_delimiter = ',', value_parser = size(512..=2 << 20))]
     pub chunks: Vec<usize>,
 
@@ -54,15 +61,17 @@ pub(crate) struct TcpBenchArgs {
     #[arg(long = "segment", value_name = "LIST", value_delimiter = ',', value_parser = within(64..=8192))]
     pub segments: Vec<usize>,
 
-    /// Connections that take turns, 1 to 10000; more than 100 have FIFOs of 256K, for chunks of no more [default: 1]
+    /// Connections that take turns, 1 to 10000; more than 100 have FIFOs of 256K, for chunks of no more; idle: those that
+    /// are idle, open-close: those open at a time [default: 1; idle, open-close: 10000]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = within(1..=10_000))]
     pub connections: Vec<usize>,
 
-    /// Where the data is: in this core's cache, or in the other's [default: both]
+    /// Where the data is: in this core's cache, in the other's, in none [default: all three; idle: remote]
     #[arg(long = "temperature", value_name = "LIST", value_delimiter = ',', value_parser = temperature())]
     pub temperatures: Vec<Temperature>,
 
-    /// Who decides: cpu is the core's own copies, offload an engine's, auto whichever costs less [default: all three]
+    /// Who decides: cpu is the core's own copies, offload an engine's, auto whichever costs less [default: all three;
+    /// idle: cpu, without --engine]
     #[arg(long = "mode", value_name = "LIST", value_delimiter = ',', value_parser = mode())]
     pub modes: Vec<Mode>,
 
@@ -79,44 +88,83 @@ pub(crate) struct TcpBenchArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Case {
+    /// TSC ticks that a segment takes the core.
+    CoreCost,
+    /// The same for one connection beside idle ones, against alone.
+    Idle,
+    /// TSC ticks that a connection takes the core that is opened, used once and closed.
+    OpenClose,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Checksum {
     Port,
     Core,
 }
 
-fn temperature() -> impl TypedValueParser<Value = Temperature> {
-    one_of(TEMPERATURES.map(Temperature::name), Temperature::find)
-}
-
 pub(crate) fn run(args: &TcpBenchArgs) -> Result<(), Failure> {
-    let options = options(args).map_err(Failure::Usage)?;
+    let measured = cases(args).map_err(Failure::Usage)?;
     let mut rows = Rows::new(args.bench.format);
-    tcp::run(&options, &Progress::visible(), &mut |row| rows.push(row))?;
+    for (case, options) in measured {
+        let run = match case {
+            Case::CoreCost => tcp::run,
+            Case::Idle => idle::run,
+            Case::OpenClose => open_close::run,
+        };
+        run(&options, &Progress::visible(), &mut |row| rows.push(row))?;
+    }
     Ok(rows.finish(None, |_, _| Ok(()), table)?)
 }
 
-fn options(args: &TcpBenchArgs) -> Result<Options, String> {
+/// The cases, each with what is measured in it.
+fn cases(args: &TcpBenchArgs) -> Result<Vec<(Case, Options)>, String> {
+    const SEGMENTS: (&[Case], &str) = (&[Case::CoreCost, Case::Idle], "core-cost or idle");
+    for (given, flag) in [
+        (!args.chunks.is_empty(), "--chunk"),
+        (!args.segments.is_empty(), "--segment"),
+        (!args.temperatures.is_empty(), "--temperature"),
+        (!args.modes.is_empty(), "--mode"),
+        (!args.engines.is_empty(), "--engine"),
+    ] {
+        goes_with(&args.cases, given, flag, SEGMENTS)?;
+    }
+    args.cases.iter().map(|&case| Ok((case, options(args, case)?))).collect()
+}
+
+fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, String> {
     let (lcore, other_lcore) = two_lcores(args.bench.lcores.as_ref())?;
-    let connections = or(&args.connections, &[1]);
-    let most = if connections.iter().any(|&n| n > 100) { 256 << 10 } else { usize::MAX };
+    let (connections, temperatures, chunks) = match case {
+        Case::CoreCost => (1, &Temperature::ALL[..], &CHUNKS[..]),
+        Case::Idle => (idle::IDLE, &[Temperature::Remote][..], &[idle::CHUNK][..]),
+        Case::OpenClose => (open_close::OPEN, &[Temperature::Remote][..], &[idle::CHUNK][..]),
+    };
+    let connections = or(&args.connections, &[connections]);
+    let small = case == Case::Idle || connections.iter().any(|&n| n > 100);
+    let most = if small { 256 << 10 } else { usize::MAX };
     let chunks: Vec<usize> = match args.chunks.is_empty() {
-        true => CHUNKS.into_iter().filter(|&chunk| chunk <= most).collect(),
+        true => chunks.iter().copied().filter(|&chunk| chunk <= most).collect(),
         false => args.chunks.clone(),
     };
-    if let Some(chunk) = chunks.iter().find(|&&chunk| chunk > most) {
+    if let Some(chunk) = chunks.iter().find(|&&chunk| chunk > most && case != Case::OpenClose) {
         return Err(format!(
             "--chunk {chunk}: with more than 100 --connections expected at most 256K, which their FIFOs hold"
         ));
     }
-    let setups: Vec<Setup> = setups(&args.modes, &args.engines)?;
+    let modes = match case {
+        Case::Idle if args.engines.is_empty() => or(&args.modes, &[Mode::Cpu]),
+        _ => args.modes.clone(),
+    };
+    let setups: Vec<Setup> = setups(&modes, &args.engines)?;
     Ok(Options {
         sides: or(&args.sides, &[Side::Send, Side::Receive]),
         chunks,
         segments: or(&args.segments, &[SEGMENT]),
         connections,
-        temperatures: or(&args.temperatures, &TEMPERATURES),
+        temperatures: or(&args.temperatures, temperatures),
         setups,
         checksums: args.checksum == Checksum::Port,
+        noise_floor: true,
         blocks: blocks(args.bench.quick),
         bursts: TURN_BURSTS,
         timeout: timeout(args.bench.quick),
@@ -126,35 +174,6 @@ fn options(args: &TcpBenchArgs) -> Result<Options, String> {
     })
 }
 
-fn table(rows: &[Row]) -> String {
-    let cells = rows.iter().map(|row| {
-        [
-            row.case.clone(),
-            row.temperature.clone(),
-            or_dash(row.connections),
-            or_dash(row.chunk.map(kib)),
-            (row.frame - HEADERS).to_string(),
-            row.mode.clone(),
-            row.engine.clone(),
-            format!("{:.0}", row.cycles_per_packet),
-            format!("{:.0}-{:.0}", row.min, row.max),
-            format!("{:.1}", row.ns_per_packet),
-            digits(row.payload_gbps, 1),
-            or_dash(row.bound),
-            times(row.offload_over_cpu),
-            times(row.auto_over_better),
-            verified(row),
-        ]
-    });
-    columns(
-        "<side|<data|connections|chunk|segment|<mode|<engine|cycles|min-max|ns|Gbit/s|<bound|over cpu|auto|verified",
-        cells,
-    ) + "cycles, ns: what a segment of up to so many bytes costs the core of the host that sends or receives it, with the\n\
-           acknowledgements; Gbit/s: payload of that core alone, no network card's driver in it; bound: the limit of core\n\
-           and engine together; over cpu: offloaded over copied by the core, auto: over the better of the two, which\n\
-           alternated with it; verified: segments whose bytes were checked.\n"
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,14 +181,14 @@ mod tests {
     use crate::cli::Command;
     use crate::cli::lines::{command, examples};
 
-    fn parsed(line: &str) -> Result<Options, String> {
+    fn parsed(line: &str) -> Result<Vec<(Case, Options)>, String> {
         let Command::Bench { command: BenchCommand::Tcp(args) } = command(line)? else { panic!("{line}") };
-        options(&args)
+        cases(&args)
     }
 
     #[test]
     fn every_example_of_the_help_is_accepted() {
-        examples(EXAMPLES, 5).iter().for_each(|line| drop(parsed(line).unwrap()));
+        examples(EXAMPLES, 6).iter().for_each(|line| drop(parsed(line).unwrap()));
     }
 
     #[test]
@@ -181,7 +200,9 @@ mod tests {
             ("--segment 9000", &["--segment", "64 to 8192"]),
             ("--connections 0", &["--connections", "from 1 to 10000"]),
             ("--connections 1000 --chunk 2M", &["--chunk", "256K"]),
-            ("--temperature cold", &["--temperature", "hot, remote"]),
+            ("--case idle --chunk 2M", &["--chunk", "256K"]),
+            ("--temperature warm", &["--temperature", "hot, remote, cold"]),
+            ("--case open-close --segment 512", &["--segment", "core-cost or idle"]),
             ("--mode auto --engine cpu", &["--mode", "leave nothing"]),
             ("--checksum nobody", &["--checksum", "port, core"]),
         ] {
@@ -192,8 +213,21 @@ mod tests {
 
     #[test]
     fn defaults_follow_what_fifos_hold() {
-        let options = parsed("offcore bench tcp").unwrap();
+        let of = |line: &str| parsed(line).unwrap().remove(0).1;
+        let options = of("offcore bench tcp");
         assert_eq!((options.chunks, options.setups.len()), (CHUNKS.to_vec(), 3));
-        assert_eq!(parsed("offcore bench tcp --connections 1000").unwrap().chunks, CHUNKS[..3]);
+        assert_eq!(options.temperatures, Temperature::ALL);
+        assert_eq!(of("offcore bench tcp --connections 1000").chunks, CHUNKS[..3]);
+    }
+
+    #[test]
+    fn cases_have_defaults_of_their_own() {
+        let cases = parsed("offcore bench tcp --case idle,open-close").unwrap();
+        let [(Case::Idle, idle), (Case::OpenClose, visits)] = &cases[..] else { panic!("{cases:?}") };
+        assert_eq!((&idle.connections[..], &visits.connections[..]), (&[10_000][..], &[10_000][..]));
+        assert_eq!((&idle.setups[..], &idle.chunks[..]), (&[Setup::CPU][..], &[64 << 10][..]));
+        let line = "offcore bench tcp --case idle --engine cpu,core:1 --mode cpu,offload --connections 500";
+        let idle = parsed(line).unwrap().remove(0).1;
+        assert_eq!((idle.setups.len(), idle.connections), (2, vec![500]));
     }
 }

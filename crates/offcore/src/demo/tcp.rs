@@ -60,6 +60,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
         temperatures: vec![Temperature::Remote],
         setups: vec![Setup::CPU, Setup::HELPER],
         checksums: true,
+        noise_floor: false,
         blocks: if args.quick { QUICK_BLOCKS } else { BLOCKS },
         bursts: TURN_BURSTS,
         timeout: Some(TIMEOUT),

@@ -1,0 +1,76 @@
+//! `offcore bench tcp --case idle`: what a segment of one connection costs the core beside connections on which nothing
+//! happens, against what it costs alone.
+
+use anyhow::Result;
+
+use super::link::{Load, SMALL_FIFO, Traffic};
+use super::pair::{self, Pair};
+use super::{Options, PAIR, Rig, row};
+use crate::method::copier::Setup;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+use crate::report::sample::SumRatio;
+
+/// Idle connections, where nothing else is said.
+pub const IDLE: usize = 10_000;
+/// Bytes that the application writes at a time, where nothing else is said.
+pub const CHUNK: usize = 64 << 10;
+
+/// Measures everything that `options` asks for, whose connections are the idle ones; `emit` gets each row as it is ready.
+///
+/// # Errors
+/// When something cannot be set up, or a byte is lost or changed.
+pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    let mut rig = Rig::new(options, PAIR)?;
+    let pages = rig.pages();
+    progress.begin(options.steps(usize::from(options.noise_floor) + options.setups.len()));
+    let loads = options.loads();
+    for (side, segment, idle) in options.wires() {
+        // The same FIFOs, so that nothing else differs.
+        let (fifo, checksums) = (SMALL_FIFO, options.checksums);
+        let alone = Traffic { side, segment, connections: 1, idle: 0, fifo, checksums };
+        let noise = match options.noise_floor {
+            true => pair::noise(&mut rig, alone, &loads, options, progress)?,
+            false => vec![None; loads.len()],
+        };
+        for &setup in &options.setups {
+            let wanted = [alone, Traffic { idle, ..alone }];
+            let pairs =
+                pair::measure(&mut rig, wanted.map(|traffic| (setup, traffic)), &loads, options, progress)?;
+            for ((pair, &load), &noise) in pairs.iter().zip(&loads).zip(&noise) {
+                for row in rows(pair, (setup, wanted), load) {
+                    let mut row = Row { pages, bursts_per_turn: Some(options.bursts), ..row };
+                    row.set_noise(noise);
+                    emit(row);
+                }
+            }
+        }
+    }
+    progress.end();
+    Ok(())
+}
+
+/// Alone, and beside the others.
+fn rows(pair: &Pair, (setup, wanted): (Setup, [Traffic; 2]), load: Load) -> Vec<Row> {
+    let steadiness = pair.turns.steadiness();
+    let mut rows: Vec<Row> = Vec::new();
+    let mut alone = None;
+    for (((link, blocks), traffic), segments) in pair.turns.iter().zip(wanted).zip(pair.segments) {
+        let mut row = row(setup, traffic, load, (blocks, steadiness), segments);
+        row.idle_connections = Some(traffic.idle);
+        if let Some(ns) = link.borrow().engine_ns_per_copy() {
+            row.set_engine(ns, 1.0);
+        }
+        match alone {
+            None => alone = Some(blocks),
+            Some(alone) => {
+                let ratio = SumRatio::of(&alone.core, &blocks.core);
+                row.beside_over_alone = ratio.map(|ratio| ratio.sums);
+                row.beside_over_alone_median = ratio.map(|ratio| ratio.median);
+                row.beside_over_alone_lower = pair.turns.bounds(alone, blocks).map(|bounds| bounds.lower);
+            }
+        }
+        rows.push(row);
+    }
+    rows
+}

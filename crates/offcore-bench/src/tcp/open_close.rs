@@ -1,0 +1,208 @@
+//! `offcore bench tcp --case open-close`: what a connection costs the core that is opened, used once and closed.
+//!
+//! Both hosts and the wire are those of [`super::link`]. Timed are the measured host's rounds, its application included: on
+//! the client, or on the server. All connections of a window are open at the same time.
+
+use std::cell::Cell;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use offcore_dma::{Binding, Mover};
+use offcore_flow::worker::Worker;
+use offcore_mem::Pool;
+use offcore_stats::tsc;
+
+use super::link::{SMALL_FIFO, STALLED, Side, address, worker};
+use super::visits::{SharedTally, Tally, Visits};
+use super::wire::{WireEnd, wire};
+use super::{Options, PAIR, Rig, SEGMENT};
+use crate::BURST;
+use crate::method::alternate::{Alternating, Cost, Schedule, Subject};
+use crate::method::copier::Setup;
+use crate::method::lockstep::{OtherCore, lock};
+use crate::method::temperature::Temperature;
+use crate::method::timed_worker::TimedWorker;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+
+/// Connections that are open at a time, where nothing else is said.
+pub const OPEN: usize = 10_000;
+/// A turn has thousands of connections, so some of the blocks do that other measurements need, and no fewer than these.
+const PART: usize = 10;
+const FEWEST: usize = 4;
+/// Rounds that the far host makes in a turn, at most.
+const ROUNDS: usize = 64;
+
+/// Measures everything that `options` asks for, whose connections are those that are open at a time; `emit` gets each row
+/// as it is ready.
+///
+/// # Errors
+/// When something cannot be set up, a connection is lost, or a byte is lost or changed.
+pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    let mut rig = Rig::new(options, PAIR)?;
+    let pages = rig.pages();
+    let blocks = options.blocks.div_ceil(PART);
+    progress.begin(options.connections.len() * blocks);
+    for &connections in &options.connections {
+        progress.say(&format!("tcp, {connections} connections opened and closed"));
+        // Either host in turns, so that what the machine does meanwhile is not in one of them.
+        let mut cell = Alternating::new();
+        for (&side, pool) in options.sides.iter().zip(&rig.pools) {
+            cell.add(Site::open(side, connections, options.checksums, pool)?);
+        }
+        let schedule =
+            Schedule { blocks, bursts: options.bursts, limit: options.timeout, fewest: FEWEST.min(blocks) };
+        cell.measure(schedule, &rig.other, &mut rig.clock, progress)
+            .with_context(|| format!("{connections} connections opened and closed"))?;
+        for (site, blocks) in cell.iter() {
+            let mut row = Row {
+                bench: "tcp",
+                case: format!("open-close {}", role(site.side)),
+                arrangement: "core-cost",
+                mode: Setup::CPU.mode.to_string(),
+                engine: Setup::CPU.copier.name().into(),
+                ring: "none",
+                burst: BURST,
+                temperature: "none".into(),
+                connections: Some(connections),
+                received: site.visited,
+                verified: site.visited,
+                bursts_per_turn: Some(options.bursts),
+                pages,
+                ..Row::default()
+            };
+            blocks.enter(&mut row, tsc::hz());
+            row.unit = "tsc_cycles_per_connection";
+            cell.steadiness().enter(&mut row);
+            emit(row);
+        }
+    }
+    progress.end();
+    Ok(())
+}
+
+/// What a host is to the connections: they are opened by whoever sends first.
+fn role(side: Side) -> &'static str {
+    match side {
+        Side::Send => "client",
+        Side::Receive => "server",
+    }
+}
+
+/// The far host.
+#[derive(Debug)]
+struct Far {
+    worker: Worker,
+    wire: WireEnd,
+}
+
+impl Far {
+    /// Rounds until nothing comes and nothing goes.
+    fn run(&mut self) {
+        let mut before = None;
+        for _ in 0..ROUNDS {
+            self.worker.round();
+            let now = self.wire.packets();
+            if self.wire.waiting() == 0 && before == Some(now) {
+                return;
+            }
+            before = Some(now);
+        }
+    }
+}
+
+/// A measured host, the far one, and what has come of their connections.
+#[derive(Debug)]
+struct Site {
+    side: Side,
+    near: TimedWorker,
+    wire: WireEnd,
+    far: Arc<Mutex<Far>>,
+    /// The client's, and the server's.
+    tallies: [SharedTally; 2],
+    /// Connections of a window.
+    connections: usize,
+    /// Connections whose request and answer were checked.
+    visited: u64,
+}
+
+impl Site {
+    fn open(side: Side, connections: usize, checksums: bool, pool: &'static Pool) -> Result<Self> {
+        let [near_wire, far_wire] = wire(pool, checksums);
+        let [client, server] = [SharedTally::default(), SharedTally::default()];
+        let near_is_client = side == Side::Send;
+        let app = |is_client, peer| match is_client {
+            true => Box::new(Visits::new(Some(address(peer)), Arc::clone(&client))),
+            false => Box::new(Visits::new(None, Arc::clone(&server))),
+        };
+        let core = Binding::core();
+        let sizes = (SEGMENT, SMALL_FIFO);
+        let near = worker((1, &near_wire, app(near_is_client, 2)), Mover::new(), &core, sizes, pool)?;
+        let far = worker((2, &far_wire, app(!near_is_client, 1)), Mover::new(), &core, sizes, pool)?;
+        let mut near = TimedWorker::new(near, None, Temperature::Remote);
+        near.not_its_own = Arc::clone(&near_wire.taken_ticks);
+        let far = Arc::new(Mutex::new(Far { worker: far, wire: far_wire }));
+        let tallies = [client, server];
+        Ok(Self { side, near, wire: near_wire, far, tallies, connections, visited: 0 })
+    }
+
+    /// How far all connections are, on both hosts: what grows until they are over.
+    fn done(&self) -> Result<(usize, bool)> {
+        let (mut done, mut over) = (0, true);
+        for tally in &self.tallies {
+            let tally = lock(tally);
+            if let Some(wrong) = &tally.wrong {
+                bail!("{wrong}");
+            }
+            let Tally { wanted, open, used, closed, left, .. } = *tally;
+            done += open + used + closed;
+            over &= [open, used, closed] == [wanted; 3] && left == 0;
+        }
+        Ok((done, over))
+    }
+
+    /// Runs the measured host until it has nothing to do; the ticks that took. Rounds that find nothing while it waits for
+    /// a timer are left out.
+    fn run_near(&mut self, other: &OtherCore) -> Result<u64> {
+        let Self { near, wire, .. } = self;
+        let start = wire.packets();
+        let waits = wire.waiting() > 0;
+        let before = Cell::new(start);
+        let left = || {
+            let now = wire.packets();
+            before.replace(now) != now || wire.waiting() > 0
+        };
+        let ticks = near.rounds_until(1, other, left)?;
+        Ok(if waits || wire.packets() != start { ticks } else { 0 })
+    }
+}
+
+impl Subject for Site {
+    fn window(&mut self, other: &OtherCore) -> Result<Cost> {
+        let wanted = self.connections;
+        for tally in &self.tallies {
+            let left = lock(tally).left;
+            *lock(tally) = Tally { wanted, to_open: wanted, left, ..Tally::default() };
+        }
+        let (mut ticks, mut seen, mut since) = (0, 0, Instant::now());
+        loop {
+            ticks += self.run_near(other)?;
+            other.run_on(Temperature::Remote, &self.far, |far| {
+                far.run();
+                Ok(())
+            })?;
+            let (done, over) = self.done()?;
+            if over {
+                break;
+            }
+            if done > seen {
+                (seen, since) = (done, Instant::now());
+            }
+            let stalled = since.elapsed() > STALLED;
+            ensure!(!stalled, "connections are stalled: {:?}", self.tallies);
+        }
+        self.visited += wanted as u64;
+        Ok(Cost { packets: wanted as u64, core: ticks, guest: 0 })
+    }
+}

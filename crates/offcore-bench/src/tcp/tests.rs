@@ -1,0 +1,78 @@
+//! The cases themselves: that they run, and that rows say what was measured.
+
+use super::*;
+
+fn options(setups: &[Setup], temperatures: &[Temperature], connections: usize) -> Options {
+    let lcores = offcore_stats::lcore::available().unwrap();
+    Options {
+        sides: vec![Side::Send, Side::Receive],
+        chunks: vec![4096],
+        segments: vec![SEGMENT],
+        connections: vec![connections],
+        temperatures: temperatures.to_vec(),
+        setups: setups.to_vec(),
+        checksums: true,
+        noise_floor: true,
+        blocks: 2,
+        bursts: 1,
+        timeout: Some(Duration::ZERO),
+        hugepages: Hugepages::None,
+        lcore: lcores[0],
+        other_lcore: lcores.get(1).copied(),
+    }
+}
+
+type Case = fn(&Options, &Progress, &mut dyn FnMut(Row)) -> Result<()>;
+
+fn measured(case: Case, options: &Options) -> Vec<Row> {
+    let mut rows = Vec::new();
+    case(options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
+    rows
+}
+
+#[test]
+fn ratios_stand_beside_a_noise_floor() {
+    let temperatures = [Temperature::Remote, Temperature::Cold];
+    let rows = measured(run, &options(&[Setup::CPU, Setup::HELPER], &temperatures, 1));
+    assert_eq!(rows.len(), 2 * 2 * 2);
+    for row in &rows {
+        assert!(row.verified > 0 && row.verified == row.received && row.lost == 0, "{row:?}");
+        assert!(row.cycles_per_packet > 0.0 && row.noise_floor.is_some(), "{row:?}");
+        let ratios = [row.offload_over_cpu, row.offload_over_cpu_median, row.offload_over_cpu_lower];
+        assert!(ratios.iter().all(|ratio| ratio.is_some() == (row.mode == "offload")), "{row:?}");
+    }
+    let data: Vec<_> = rows.iter().map(|row| (row.case.as_str(), row.temperature.as_str())).collect();
+    for side in ["send", "receive"] {
+        assert!(data.contains(&(side, "remote")) && data.contains(&(side, "cold")), "{data:?}");
+    }
+}
+
+#[test]
+fn one_connection_beside_idle_ones() {
+    let mut options = options(&[Setup::CPU], &[Temperature::Remote], 300);
+    options.sides = vec![Side::Receive];
+    let rows = measured(idle::run, &options);
+    let idle: Vec<_> = rows.iter().map(|row| (row.connections, row.idle_connections)).collect();
+    assert_eq!(idle, [(Some(1), Some(0)), (Some(1), Some(300))]);
+    for (row, beside) in rows.iter().zip([false, true]) {
+        // Of 64 chunks in a window each has three segments at least.
+        assert!(row.verified >= 64 * 3 && row.verified == row.received, "{row:?}");
+        assert!(row.noise_floor.is_some(), "{row:?}");
+        let ratios = [row.beside_over_alone, row.beside_over_alone_median, row.beside_over_alone_lower];
+        assert!(ratios.iter().all(|ratio| ratio.is_some() == beside), "{row:?}");
+    }
+}
+
+#[test]
+fn connections_opened_used_and_closed() {
+    let options = options(&[Setup::CPU], &[Temperature::Remote], 70);
+    let rows = measured(open_close::run, &options);
+    let hosts: Vec<&str> = rows.iter().map(|row| row.case.as_str()).collect();
+    assert_eq!(hosts, ["open-close client", "open-close server"]);
+    for row in rows {
+        assert_eq!((row.connections, row.unit), (Some(70), "tsc_cycles_per_connection"));
+        // Four blocks to warm up and one that counts, of two turns of two windows each.
+        assert!(row.verified >= 5 * 4 * 70 && row.verified % (4 * 70) == 0, "{row:?}");
+        assert!(row.cycles_per_packet > 0.0 && row.verified == row.received, "{row:?}");
+    }
+}

@@ -1,0 +1,180 @@
+//! The tables that `offcore bench tcp` prints: one for each case.
+
+use offcore_bench::row::Row;
+use offcore_bench::tcp::HEADERS;
+
+use super::super::verified;
+use crate::output::kib;
+use crate::output::table::{columns, digits, or_dash, times};
+
+pub(super) fn table(rows: &[Row]) -> String {
+    let is_visit = |row: &&Row| row.unit == "tsc_cycles_per_connection";
+    let is_idle = |row: &&Row| row.idle_connections.is_some();
+    let of = |wanted: &dyn Fn(&&Row) -> bool| rows.iter().filter(wanted).collect::<Vec<_>>();
+    let tables = [
+        core_cost(&of(&|row| !is_visit(row) && !is_idle(row))),
+        idle(&of(&is_idle)),
+        open_close(&of(&is_visit)),
+    ];
+    let tables: Vec<String> = tables.into_iter().filter(|table| !table.is_empty()).collect();
+    tables.join("\n")
+}
+
+/// Cycles of a segment or a connection, with a mark when the clock was not steady, and their spread.
+fn cycles(row: &Row) -> [String; 2] {
+    let mark = if row.unsteady > 0 { "!" } else { "" };
+    [format!("{:.0}{mark}", row.cycles_per_packet), format!("{:.0}-{:.0}", row.min, row.max)]
+}
+
+/// The noise floor, where there is a ratio.
+fn noise(row: &Row, ratio: Option<f64>) -> String {
+    or_dash(ratio.and(row.noise_floor).map(|share| format!("{:.1} %", share * 100.0)))
+}
+
+/// By who copies.
+fn core_cost(rows: &[&Row]) -> String {
+    let cells = rows.iter().map(|row| {
+        let [cycles, spread] = cycles(row);
+        [
+            row.case.clone(),
+            row.temperature.clone(),
+            or_dash(row.connections),
+            or_dash(row.chunk.map(kib)),
+            (row.frame - HEADERS).to_string(),
+            row.mode.clone(),
+            row.engine.clone(),
+            cycles,
+            spread,
+            format!("{:.1}", row.ns_per_packet),
+            digits(row.payload_gbps, 1),
+            or_dash(row.bound),
+            times(row.offload_over_cpu),
+            times(row.auto_over_better),
+            times(row.offload_over_cpu_median.or(row.auto_over_better_median)),
+            noise(row, row.offload_over_cpu.or(row.auto_over_better)),
+            verified(row),
+        ]
+    });
+    let text = columns(
+        "<side|<data|connections|chunk|segment|<mode|<engine|cycles|min-max|ns|Gbit/s|<bound|over cpu|auto|median|\
+             noise|verified",
+        cells,
+    );
+    if text.is_empty() {
+        return text;
+    }
+    text + "cycles, ns: what a segment of up to so many bytes costs the core of the host that sends or receives it, with the\n\
+            acknowledgements, the median; Gbit/s: payload of that core alone, no network card's driver in it; data: what is\n\
+            copied is in the core's own cache, in the other core's, or (cold) in none; bound: the limit of core and engine\n\
+            together; over cpu: the speed offloaded over that copied by the core, auto: over that of the better of the two,\n\
+            which alternated with it, as ratios of sums; median: that of the ratios of paired blocks; noise: how far from 1\n\
+            the ratio of what two equal links cost the core was in this run; verified: segments whose bytes were checked.\n"
+}
+
+/// Beside idle connections.
+fn idle(rows: &[&Row]) -> String {
+    let cells = rows.iter().map(|row| {
+        let [cycles, spread] = cycles(row);
+        let ratio = match row.beside_over_alone_lower {
+            Some(lower) => format!("{} >{lower:.2}", times(row.beside_over_alone)),
+            None => "-".into(),
+        };
+        [
+            row.case.clone(),
+            row.temperature.clone(),
+            or_dash(row.idle_connections),
+            or_dash(row.chunk.map(kib)),
+            (row.frame - HEADERS).to_string(),
+            row.mode.clone(),
+            row.engine.clone(),
+            cycles,
+            spread,
+            format!("{:.1}", row.ns_per_packet),
+            digits(row.payload_gbps, 1),
+            ratio,
+            times(row.beside_over_alone_median),
+            noise(row, row.beside_over_alone),
+            verified(row),
+        ]
+    });
+    let text = columns(
+        "<side|<data|idle|chunk|segment|<mode|<engine|cycles|min-max|ns|Gbit/s|over alone|median|noise|verified",
+        cells,
+    );
+    if text.is_empty() {
+        return text;
+    }
+    text + "One connection with data, beside so many that are open and idle: over alone is its speed beside them over that\n\
+            without any, which alternated with it, as a ratio of sums, and its lower bound at 90 %; the rest as in core-cost.\n"
+}
+
+/// Of whole connections.
+fn open_close(rows: &[&Row]) -> String {
+    let cells = rows.iter().map(|row| {
+        let [cycles, spread] = cycles(row);
+        let per_second = format!("{:.0}", row.mpps * 1e6);
+        let host = row.case.rsplit(' ').next().unwrap_or_default().to_owned();
+        let us = format!("{:.2}", row.ns_per_packet / 1e3);
+        [host, or_dash(row.connections), cycles, spread, us, per_second, verified(row)]
+    });
+    let text = columns("<host|open|cycles|min-max|us|a second|verified", cells);
+    if text.is_empty() {
+        return text;
+    }
+    text + "cycles, us: what a connection costs that host's core that is opened, used for a request and an answer of 64\n\
+            bytes and closed, its application included, the median; open: connections that are open at the same time;\n\
+            a second: connections of that core alone; verified: those whose request and answer were checked.\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_case_has_its_table() {
+        let row = Row {
+            bench: "tcp",
+            case: "send".into(),
+            frame: 1448 + HEADERS,
+            mode: "offload".into(),
+            engine: "core:1".into(),
+            temperature: "cold".into(),
+            chunk: Some(256 << 10),
+            connections: Some(1),
+            cycles_per_packet: 260.4,
+            ns_per_packet: 130.2,
+            offload_over_cpu: Some(1.84),
+            offload_over_cpu_median: Some(1.83),
+            noise_floor: Some(0.021),
+            received: 9,
+            verified: 9,
+            ..Row::default()
+        };
+        let text = table(std::slice::from_ref(&row));
+        for words in
+            ["send  cold            1   256K     1448  offload  core:1     260", "1.84x", "1.83x", "2.1 %"]
+        {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        assert!(!text.contains("over alone") && !text.contains("a second"), "{text}");
+        let beside = Row {
+            idle_connections: Some(10_000),
+            beside_over_alone: Some(0.97),
+            beside_over_alone_lower: Some(0.96),
+            unsteady: 1,
+            ..row.clone()
+        };
+        let visits = Row {
+            case: "open-close server".into(),
+            unit: "tsc_cycles_per_connection",
+            connections: Some(10_000),
+            mpps: 0.1,
+            ..row.clone()
+        };
+        let text = table(&[row, beside, visits]);
+        for words in ["  10000   256K", "0.97x >0.96", " 260! ", "server  10000     260", "  100000  "] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        assert_eq!(text.matches("\n\n").count(), 2, "{text}");
+    }
+}
