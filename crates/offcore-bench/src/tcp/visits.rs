@@ -1,7 +1,6 @@
 //! Applications whose connections are used once: a client sends a request, the server answers, the client closes, and
 //! then the server. Every byte is checked.
 
-use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -54,6 +53,7 @@ pub(super) type SharedTally = Arc<Mutex<Tally>>;
 /// A connection.
 #[derive(Debug)]
 struct Visit {
+    conn: ConnId,
     reader: Reader,
     writer: Writer,
     /// The client's port.
@@ -66,6 +66,7 @@ impl Visit {
         let info = calls.stack.info(conn)?;
         let (memory, slot) = (calls.stack.memory(), calls.stack.slot(conn)?);
         Some(Self {
+            conn,
             reader: Reader::new(Arc::clone(memory), slot)?,
             writer: Writer::new(Arc::clone(memory), slot)?,
             port: if client { info.local.port() } else { info.remote.port() },
@@ -74,16 +75,16 @@ impl Visit {
     }
 
     /// Writes the request, or the answer.
-    fn write(&mut self, conn: ConnId, answer: bool, calls: &mut Calls<'_>) -> Result<(), String> {
+    fn write(&mut self, answer: bool, calls: &mut Calls<'_>) -> Result<(), String> {
         let n = self.writer.write(message(self.port, answer));
         if n != MESSAGE {
             return Err(format!("there is room for {n} bytes of a message"));
         }
-        calls.stack.written(calls.now, conn, calls.out).map_err(|error| error.to_string())
+        calls.stack.written(calls.now, self.conn, calls.out).map_err(|error| error.to_string())
     }
 
     /// Reads the request, or the answer, once it is there; returns whether it was.
-    fn read(&mut self, conn: ConnId, answer: bool, calls: &mut Calls<'_>) -> Result<bool, String> {
+    fn read(&mut self, answer: bool, calls: &mut Calls<'_>) -> Result<bool, String> {
         if self.used || self.reader.available() < MESSAGE {
             return Ok(false);
         }
@@ -93,7 +94,7 @@ impl Visit {
             return Err(format!("wrong bytes on the connection of port {}", self.port));
         }
         self.used = true;
-        calls.stack.consumed(calls.now, conn, calls.out).map_err(|error| error.to_string())?;
+        calls.stack.consumed(calls.now, self.conn, calls.out).map_err(|error| error.to_string())?;
         Ok(true)
     }
 }
@@ -110,7 +111,8 @@ pub(super) struct Visits {
 struct All {
     /// Whom to connect to; nobody: it listens.
     to: Option<IpAddr>,
-    visits: HashMap<ConnId, Visit>,
+    /// By number of the connection: what the application takes is timed, and is to be little.
+    visits: Vec<Option<Visit>>,
     /// The client's connections that are being opened, that are open and unused, and that have been used.
     opening: usize,
     unused: Vec<ConnId>,
@@ -121,15 +123,24 @@ impl Visits {
     /// A server, or a client of the server at `to`.
     pub(super) fn new(to: Option<IpAddr>, tally: SharedTally) -> Self {
         let (opening, unused, used) = Default::default();
-        Self { tally, all: All { to, visits: HashMap::new(), opening, unused, used } }
+        Self { tally, all: All { to, visits: Vec::new(), opening, unused, used } }
     }
 }
 
 impl All {
+    fn get(&mut self, conn: ConnId) -> Option<&mut Visit> {
+        let visit = self.visits.get_mut(conn.index as usize)?.as_mut();
+        visit.filter(|visit| visit.conn == conn)
+    }
+
     fn open(&mut self, conn: ConnId, calls: &mut Calls<'_>, tally: &mut Tally) {
         let client = self.to.is_some();
         match Visit::new(conn, client, calls) {
-            Some(visit) => drop(self.visits.insert(conn, visit)),
+            Some(visit) => {
+                let index = conn.index as usize;
+                self.visits.resize_with(self.visits.len().max(index + 1), || None);
+                self.visits[index] = Some(visit);
+            }
             None => tally.wrong = Some("a connection is gone as soon as it is open".into()),
         }
         tally.open += 1;
@@ -142,11 +153,11 @@ impl All {
 
     /// Reads what has come; the server answers.
     fn serve(&mut self, conn: ConnId, calls: &mut Calls<'_>, tally: &mut Tally) {
-        let Some(visit) = self.visits.get_mut(&conn) else { return };
         let client = self.to.is_some();
-        let served = visit.read(conn, client, calls).and_then(|read| {
+        let Some(visit) = self.get(conn) else { return };
+        let served = visit.read(client, calls).and_then(|read| {
             if read && !client {
-                visit.write(conn, true, calls)?;
+                visit.write(true, calls)?;
             }
             Ok(read)
         });
@@ -163,7 +174,8 @@ impl All {
     }
 
     fn close(&mut self, conn: ConnId, calls: &mut Calls<'_>, tally: &mut Tally) {
-        if self.visits.remove(&conn).is_some() {
+        if self.get(conn).is_some() {
+            self.visits[conn.index as usize] = None;
             tally.closed += 1;
             calls.close(conn);
         }
@@ -183,7 +195,7 @@ impl All {
         let asked = |unused: &[ConnId]| tally.wanted - unused.len() - tally.used;
         while tally.open == tally.wanted && asked(&self.unused) < AT_A_TIME {
             let Some(conn) = self.unused.pop() else { break };
-            let written = self.visits.get_mut(&conn).map(|visit| visit.write(conn, false, calls));
+            let written = self.get(conn).map(|visit| visit.write(false, calls));
             if let Some(Err(error)) = written {
                 tally.wrong = Some(error);
             }
@@ -222,7 +234,7 @@ impl App for Visits {
             }
             Event::Readable(conn) => all.serve(conn, calls, tally),
             Event::EndOfStream(conn) => all.close(conn, calls, tally),
-            Event::Closed(conn, cause) if all.visits.contains_key(&conn) => {
+            Event::Closed(conn, cause) if all.get(conn).is_some() => {
                 tally.wrong = Some(format!("a connection is over before it is closed: {cause:?}"));
             }
             _ => {}
