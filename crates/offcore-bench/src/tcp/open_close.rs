@@ -1,7 +1,7 @@
 //! `offcore bench tcp --case open-close`: what a connection costs the core that is opened, used once and closed.
 //!
-//! Both hosts and the wire are those of [`super::link`]. Timed are the measured host's rounds, its application included: on
-//! the client, or on the server. All connections of a window are open at the same time.
+//! Two hosts and a wire, as for segments. Timed are the measured host's rounds, its application included: on the client, or
+//! on the server. All connections of a window are open at the same time.
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
