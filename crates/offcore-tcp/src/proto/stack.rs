@@ -180,8 +180,10 @@ impl Stack {
         {
             return Err(DropReason::Checksum);
         }
+        // Who sends a link's broadcast to our address gets no answer (RFC 1122, 3.3.6).
+        let to_us = to_us && to_station;
         match ip.protocol {
-            IpProtocol::TCP if to_us && to_station && !ip.src.is_unspecified() => {
+            IpProtocol::TCP if to_us && !ip.src.is_unspecified() => {
                 let mut segment = Segment::NONE;
                 segment.read(&ip, packet.head)?;
                 self.segment(now, &ip, &segment, out)

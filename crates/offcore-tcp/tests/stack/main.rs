@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
+mod answers;
 mod cookies;
 mod frame;
 mod host;
