@@ -37,9 +37,12 @@ const SHARE: usize = 4;
 const LONGEST: usize = 65_000;
 /// What part of the pool such a packet may be.
 const LONGEST_SHARE: usize = 64;
-/// Datagrams that wait for their next hop's station, at most, and how long, in microseconds: as long as it is asked for.
+/// Datagrams that wait for their next hop's station, at most, and what part of the pool they may hold.
 const WAITING: usize = 64;
+const WAITING_SHARE: usize = 16;
+/// How long they wait, in microseconds: as long as it is asked for. Time between two looks.
 const LONGEST_WAIT: u64 = 3_000_000;
+const LOOK_AGAIN: u64 = 100_000;
 /// How long a copy may take: well below what makes a peer retransmit.
 const LOST_AFTER: Duration = Duration::from_millis(50);
 /// Packets that wait to be sent by an interface, at most: what comes then is dropped, as a queue of an interface does.
@@ -148,6 +151,8 @@ struct Links {
     links: Vec<Link>,
     /// The oldest first.
     waiting: VecDeque<Waiting>,
+    /// Neighbours that had answered when it was last looked whether stations are known, and when that was.
+    looked: (u32, u64),
     stats: PathStats,
 }
 
@@ -187,7 +192,13 @@ impl Links {
         if known {
             return self.send_whole(stack, iface, packet, cache);
         }
-        if self.waiting.len() >= WAITING
+        let pool = cache.pool();
+        let most = pool.chunks().div_ceil(WAITING_SHARE);
+        let held = |waiting: &VecDeque<Waiting>| -> usize {
+            waiting.iter().map(|waiting| buffers(&waiting.packet, pool)).sum::<usize>()
+                + buffers(&packet, pool)
+        };
+        while (self.waiting.len() >= WAITING || held(&self.waiting) > most)
             && let Some(oldest) = self.waiting.pop_front()
         {
             self.stats.starved += 1;
@@ -196,9 +207,14 @@ impl Links {
         self.waiting.push_back(Waiting { iface, packet, since: now });
     }
 
-    /// Looks whether stations are known by now.
+    /// Looks whether stations are known by now: when a neighbour has answered, and now and then.
     #[cold]
     fn look_for_stations(&mut self, now: u64, stack: &mut Stack, out: &mut Out, cache: &mut PoolCache) {
+        let answered = stack.answered();
+        if self.looked.0 == answered && now < self.looked.1 + LOOK_AGAIN {
+            return;
+        }
+        self.looked = (answered, now);
         for _ in 0..self.waiting.len() {
             let Some(Waiting { iface, mut packet, since }) = self.waiting.pop_front() else { return };
             let station = destination(packet.bytes()).and_then(|to| stack.station(now, to, out));

@@ -63,11 +63,17 @@ pub(crate) struct Neighbours {
     limit: usize,
     /// Changes when a station address changes or goes: who has kept one asks again.
     generation: u32,
+    answered: u32,
 }
 
 impl Neighbours {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { entries: HashMap::new(), due: BTreeSet::new(), limit, generation: 0 }
+        Self { entries: HashMap::new(), due: BTreeSet::new(), limit, generation: 0, answered: 0 }
+    }
+
+    /// How many neighbours have become known that were asked for.
+    pub(crate) fn answered(&self) -> u32 {
+        self.answered
     }
 
     pub(crate) fn generation(&self) -> u32 {
@@ -149,6 +155,7 @@ impl Neighbours {
         } else if new || moved {
             self.enter(who, State::Stale, now + UNUSED);
         }
+        self.answered = self.answered.wrapping_add(u32::from(new));
         if moved {
             self.generation = self.generation.wrapping_add(1);
         }

@@ -379,6 +379,11 @@ impl Stack {
         self.net.station(now, (way.iface, way.next_hop), out)
     }
 
+    /// How many neighbours have become known that were asked for.
+    pub(crate) fn answered(&self) -> u32 {
+        self.net.neighbours.answered()
+    }
+
     /// Bytes of an IP packet, at most, by interface `iface`.
     pub(crate) fn mtu(&self, iface: u8) -> u16 {
         self.net.ifaces.get(usize::from(iface)).map_or(0, |iface| iface.mtu)

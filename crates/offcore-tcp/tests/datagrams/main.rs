@@ -294,3 +294,19 @@ fn datagrams_that_cannot_go_are_counted() {
     world.run(|_, frame| vec![frame]);
     assert_eq!(world.ends[1].take().unwrap().1, b"goes");
 }
+
+#[test]
+fn datagrams_to_nobody_hold_few_buffers_and_not_for_long() {
+    let mut world = World::new(false);
+    let before = free(&world);
+    for last in 10..110 {
+        assert!(world.ends[0].send(([10, 0, 0, last], PORT).into(), &content(1, 20_000)));
+        world.run(|_, frame| vec![frame]);
+    }
+    assert!(before - free(&world) <= 2048 / 16, "they hold {} buffers", before - free(&world));
+    // The neighbour that is there has its datagram all the same.
+    world.acquaint(addresses(2)[0]);
+    world.now += 4_000_000;
+    world.run(|_, frame| vec![frame]);
+    nothing_is_held(&world, before);
+}
