@@ -76,10 +76,10 @@ impl Sending {
     /// The packet has its payload: it gets its headers and goes.
     #[inline]
     fn finish(self, stack: &mut Stack, out: &mut Out, links: &mut Links, cache: &mut PoolCache, now: u64) {
-        if self.plan.is_datagram() {
-            return self.finish_datagram(stack, out, links, cache, now);
-        }
         let Self { mut packet, plan } = self;
+        if plan.is_datagram() {
+            return finish_datagram((packet, &plan), stack, out, links, cache, now);
+        }
         let by_port = links.get(plan.iface()).checksums;
         let payload = (!by_port).then(|| sum_of(&packet, cache.pool()));
         let headroom = packet.headroom_mut(HEAD).first_chunk_mut().expect("as many bytes as were asked for");
@@ -100,31 +100,28 @@ impl Sending {
     }
 }
 
-impl Sending {
-    /// The same of a datagram. What is done for a segment is not to be made longer by it.
-    #[cold]
-    fn finish_datagram(
-        self,
-        stack: &mut Stack,
-        out: &mut Out,
-        links: &mut Links,
-        cache: &mut PoolCache,
-        now: u64,
-    ) {
-        let Self { mut packet, plan } = self;
-        // Fragments have no checksum of their own.
-        let by_port = links.get(plan.iface()).checksums && !plan.is_long();
-        let payload = (!by_port).then(|| sum_of(&packet, cache.pool()));
-        let headroom = packet.headroom_mut(HEAD).first_chunk_mut().expect("as many bytes as were asked for");
-        let Some(sealed) = stack.seal_datagram(now, &plan, payload, headroom, out) else {
-            return cache.free(packet);
-        };
-        packet.push(sealed.headers.into());
-        if by_port {
-            leave_checksum(&mut packet, &open_checksum(sealed.transport, udp::CHECKSUM_OFFSET));
-        }
-        links.send_datagram(now, stack, (sealed.iface, packet), sealed.known, cache);
+/// The same of a datagram. What is done for a segment is not to be made longer by it.
+#[cold]
+fn finish_datagram(
+    (mut packet, plan): (Packet, &Plan),
+    stack: &mut Stack,
+    out: &mut Out,
+    links: &mut Links,
+    cache: &mut PoolCache,
+    now: u64,
+) {
+    // Fragments have no checksum of their own.
+    let by_port = links.get(plan.iface()).checksums && !plan.is_long();
+    let payload = (!by_port).then(|| sum_of(&packet, cache.pool()));
+    let headroom = packet.headroom_mut(HEAD).first_chunk_mut().expect("as many bytes as were asked for");
+    let Some(sealed) = stack.seal_datagram(now, plan, payload, headroom, out) else {
+        return cache.free(packet);
+    };
+    packet.push(sealed.headers.into());
+    if by_port {
+        leave_checksum(&mut packet, &open_checksum(sealed.transport, udp::CHECKSUM_OFFSET));
     }
+    links.send_datagram(now, stack, (sealed.iface, packet), sealed.known, cache);
 }
 
 /// What one interface's port is, and what is to be sent by it.
@@ -430,17 +427,21 @@ impl Path {
         let Self { stack, out, pool, rx, tx, links, placing: held, filling, .. } = self;
         let Context { mover, cache, .. } = ctx;
         let key = |placing: &Option<Placing>| placing.as_ref().map(|placing| placing.place.conn.order());
+        // What a holder has is looked at where it is: a copy of it would wait for its own stores, with every packet.
         rx.take_by_key(mover, key, |holder| {
-            if let Some(placing) = holder.take() {
-                *held -= buffers(&placing.packet, pool);
-                placing.finish(stack, out, cache);
-            }
+            let Some(Placing { packet, place }) = holder else { return };
+            *held -= buffers(packet, pool);
+            let Place { conn, pos, len, commit_to, .. } = *place;
+            stack.placed(conn, pos, len, commit_to, out);
+            cache.free_all(holder.take().map(|placing| placing.packet));
         });
         let key = |sending: &Option<Sending>| sending.as_ref().map(|sending| sending.plan.conn.order());
         tx.take_by_key(mover, key, |holder| {
-            if let Some(sending) = holder.take() {
-                *filling -= buffers(&sending.packet, pool);
-                sending.finish(stack, out, links, cache, now);
+            let Some(Sending { packet, plan }) = holder else { return };
+            *filling -= buffers(packet, pool);
+            let plan = *plan;
+            if let Some(Sending { packet, .. }) = holder.take() {
+                Sending { packet, plan }.finish(stack, out, links, cache, now);
             }
         });
     }
