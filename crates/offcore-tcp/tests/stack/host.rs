@@ -93,7 +93,8 @@ pub(crate) fn mac(last: u8) -> MacAddr {
 impl Host {
     /// A host with the addresses 10.0.0.`last`/24 and 2001:db8::`last`/64. The other one is its gateway.
     pub(crate) fn new(last: u8, mtu: u16, config: Config) -> Self {
-        let mut stack = Stack::new(Config { secret: [last; 16], memory: 32 << 20, ..config }).unwrap();
+        let mut stack =
+            Stack::new(Config { secret: [last; 16], memory: config.memory.min(32 << 20), ..config }).unwrap();
         let mut out = Out::default();
         let addresses = vec![
             Prefix { address: [10, 0, 0, last].into(), len: 24 },

@@ -4,8 +4,10 @@
 
 mod answers;
 mod cookies;
+mod foreign;
 mod frame;
 mod host;
+mod hostile;
 mod scale;
 mod streams;
 mod world;

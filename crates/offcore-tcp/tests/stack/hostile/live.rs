@@ -1,0 +1,454 @@
+//! A connection whose peer sends anything. Operations are typed and their numbers relative to the connection's, so that
+//! most of them get past the first check.
+
+use arbitrary::{Arbitrary, Unstructured};
+use offcore_tcp::proto::{Algorithm, CallError, Config, ConnId, KeepAlive};
+use offcore_wire::{ArpOperation, SackBlock, TcpFlags, TcpOptions, Timestamps};
+
+use super::peer::{self, PEER_ISN, Peer};
+use crate::host::Host;
+
+const SECOND: u64 = 1_000_000;
+const PORT: u16 = 7;
+/// Operations of a script, at most.
+const OPERATIONS: usize = 400;
+/// Rounds in which everything that can be done now is done, and timers of one wait.
+const ROUNDS: usize = 64;
+const TIMERS: usize = 500;
+
+/// How the connection begins.
+#[derive(Arbitrary, Debug, Clone, Copy)]
+struct Setup {
+    active: bool,
+    mss: u16,
+    scale: Option<u8>,
+    sack: bool,
+    stamps: bool,
+    ecn: bool,
+    newreno: bool,
+    window: u16,
+    latency: u8,
+}
+
+/// A number relative to the right one.
+#[derive(Arbitrary, Debug, Clone, Copy)]
+enum Offset {
+    Exact,
+    Near(i8),
+    Far(i16),
+    Anywhere(i32),
+}
+
+impl Offset {
+    fn of(self, number: u32) -> u32 {
+        number.wrapping_add_signed(match self {
+            Self::Exact => 0,
+            Self::Near(by) => by.into(),
+            Self::Far(by) => i32::from(by) * 4,
+            Self::Anywhere(by) => by,
+        })
+    }
+}
+
+#[derive(Arbitrary, Debug, Clone, Copy)]
+enum Stamps {
+    Right,
+    None,
+    Moved(Offset, Offset),
+}
+
+/// A segment, as it differs from the one that is right.
+#[derive(Arbitrary, Debug, Clone, Copy)]
+struct Forged {
+    seq: Offset,
+    ack: Offset,
+    flags: u8,
+    window: u16,
+    len: u16,
+    stamps: Stamps,
+    blocks: u8,
+    sack: [(Offset, i16); 4],
+    ecn: u8,
+}
+
+#[derive(Arbitrary, Debug, Clone, Copy)]
+enum Op {
+    Segment(Forged),
+    /// The peer's next bytes, as they should be.
+    Data(u16),
+    /// All that the peer has seen is acknowledged.
+    Acknowledge(u16),
+    /// A router says that a segment was not delivered.
+    Error {
+        code: u8,
+        mtu: u16,
+        seq: Offset,
+    },
+    Write(u16),
+    Read(u16),
+    /// So many microseconds, as a power of two.
+    Wait(u8),
+    /// How long copies take.
+    Latency(u8),
+    /// The application ends its stream or lets go, when the number is small.
+    End(u8),
+    Options {
+        nodelay: bool,
+        keepalive: bool,
+    },
+}
+
+/// What has become of scripts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) connected: u64,
+    pub(crate) delivered: u64,
+    pub(crate) acknowledged: u64,
+    pub(crate) closed: u64,
+    pub(crate) finished: u64,
+}
+
+impl Outcome {
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            connected: self.connected + other.connected,
+            delivered: self.delivered + other.delivered,
+            acknowledged: self.acknowledged + other.acknowledged,
+            closed: self.closed + other.closed,
+            finished: self.finished + other.finished,
+        }
+    }
+}
+
+struct Game {
+    now: u64,
+    host: Host,
+    peer: Peer,
+    conn: ConnId,
+    checked: usize,
+    /// Bytes that the application has written, also when it has let go meanwhile.
+    written: u64,
+}
+
+/// Plays a script, and checks after each operation what must hold.
+pub(crate) fn play(bytes: &[u8]) -> Outcome {
+    let mut script = Unstructured::new(bytes);
+    let Ok(setup) = Setup::arbitrary(&mut script) else { return Outcome::default() };
+    let algorithm = if setup.newreno { Algorithm::NewReno } else { Algorithm::Cubic };
+    let config = Config { algorithm, connections: 16, neighbours: 16, memory: 2 << 20, ..Config::default() };
+    let mut host = Host::new(1, 1500, config);
+    let before = host.stack.memory_used();
+    host.listen(PORT, 4);
+    host.receive(SECOND, &mut [peer::arp(ArpOperation::Request)]);
+    host.frames.clear();
+    let mut game = Game::open(host, &setup);
+    game.settle();
+    for _ in 0..OPERATIONS {
+        let Ok(op) = Op::arbitrary(&mut script) else { break };
+        if script.is_empty() {
+            break;
+        }
+        game.operation(op);
+        game.settle();
+        game.check();
+    }
+    let outcome = game.outcome();
+    game.end(before);
+    outcome
+}
+
+impl Game {
+    /// Opens the connection, by whichever side.
+    fn open(mut host: Host, setup: &Setup) -> Self {
+        let now = 2 * SECOND;
+        let asked = setup.active.then(|| host.connect(now, "10.0.0.2:7"));
+        let mut peer = Peer {
+            ports: (PORT, 40_000),
+            isn: 0,
+            sent: Vec::new(),
+            next: 0,
+            seen: 0,
+            acked: 0,
+            host_acked: 0,
+            host_edge: 0,
+            host_scale: 0,
+            sack: setup.sack,
+            stamp: None,
+        };
+        let mut options = TcpOptions::NONE;
+        options.mss = Some(setup.mss);
+        options.window_scale = setup.scale;
+        options.sack_permitted = setup.sack;
+        options.timestamps = setup.stamps.then(|| Timestamps { value: peer::clock(now), echo: 0 });
+        let mut flags = TcpFlags::SYN;
+        if setup.ecn {
+            flags = flags | TcpFlags::ECE;
+        }
+        if asked.is_some() {
+            peer.take_syn(&host.frames.remove(0));
+            flags = flags | TcpFlags::ACK;
+        } else if setup.ecn {
+            flags = flags | TcpFlags::CWR;
+        }
+        let (header, _) = peer.segment(now, setup.window);
+        let syn = offcore_wire::TcpHeader { seq: PEER_ISN, flags, ..header };
+        if let Some(stamps) = options.timestamps.as_mut() {
+            stamps.echo = peer.stamp.unwrap_or(0);
+        }
+        host.receive(now, &mut [peer.frame(&syn, &options, 0, 0)]);
+        peer.sent.clear();
+        if asked.is_none() {
+            peer.take_syn(&host.frames.remove(0));
+        }
+        if setup.stamps {
+            peer.stamp = peer.stamp.or(Some(0));
+        } else {
+            peer.stamp = None;
+        }
+        if setup.scale.is_none() {
+            peer.host_scale = 0;
+        }
+        let (header, options) = peer.segment(now, setup.window);
+        host.receive(now, &mut [peer.frame(&header, &options, 0, 0)]);
+        let conn = asked.unwrap_or_else(|| host.accepted.pop().expect("the handshake is right"));
+        host.sessions.get_mut(&conn).unwrap().appetite = 0;
+        host.latency = usize::from(setup.latency % 8);
+        Self { now, host, peer, conn, checked: 0, written: 0 }
+    }
+
+    fn operation(&mut self, op: Op) {
+        let (now, conn) = (self.now, self.conn);
+        match op {
+            Op::Segment(forged) => self.forge(&forged),
+            Op::Data(len) => {
+                let len = usize::from(len % 4000);
+                let (header, options) = self.peer.segment(now, u16::MAX);
+                let frame = self.peer.frame(&header, &options, len, 0);
+                self.peer.next += len as u64;
+                self.host.receive(now, &mut [frame]);
+            }
+            Op::Acknowledge(window) => {
+                let (header, options) = self.peer.segment(now, window);
+                let frame = self.peer.frame(&header, &options, 0, 0);
+                self.host.receive(now, &mut [frame]);
+            }
+            Op::Error { code, mtu, seq } => {
+                let frame = self.peer.error(code % 16, mtu, seq.of(self.peer.ack(self.peer.acked)));
+                self.host.receive(now, &mut [frame]);
+            }
+            Op::Write(len) => self.write(len.into()),
+            Op::Read(len) => {
+                if let Some(session) = self.host.sessions.get_mut(&conn) {
+                    session.appetite = len.into();
+                }
+                self.host.read(now, conn);
+                if let Some(session) = self.host.sessions.get_mut(&conn) {
+                    session.appetite = 0;
+                }
+            }
+            Op::Wait(power) => self.wait(1 << (power % 28)),
+            Op::Latency(latency) => self.host.latency = usize::from(latency % 20),
+            Op::End(0..8) if self.host.sessions.contains_key(&conn) => self.host.close_after(now, conn),
+            Op::End(8..12) => self.host.release(now, conn),
+            Op::End(12..16) => self.abort(),
+            Op::End(_) => {}
+            Op::Options { nodelay, keepalive } => self.options(nodelay, keepalive),
+        }
+    }
+
+    fn options(&mut self, nodelay: bool, keepalive: bool) {
+        let Host { stack, out, .. } = &mut self.host;
+        let wanted = keepalive.then_some(KeepAlive { idle: 5 * SECOND, interval: SECOND, probes: 3 });
+        let (one, other) = (
+            stack.set_nodelay(self.now, self.conn, nodelay, out),
+            stack.set_keepalive(self.now, self.conn, wanted, out),
+        );
+        assert!(one == other && one.err().is_none_or(|error| error == CallError::Gone));
+    }
+
+    fn abort(&mut self) {
+        self.host.sessions.remove(&self.conn);
+        let Host { stack, out, .. } = &mut self.host;
+        stack.abort(self.now, self.conn, out);
+    }
+
+    fn write(&mut self, len: usize) {
+        let Some(session) = self.host.sessions.get_mut(&self.conn) else { return };
+        if session.close_after {
+            return;
+        }
+        // What waits for room is written later; not too much of it.
+        let at = session.to_send.len();
+        if at - session.sent < 1 << 20 {
+            session.to_send.extend((at..at + len).map(|at| peer::ours(at as u32)));
+        }
+        self.host.pump(self.now, self.conn);
+    }
+
+    /// A segment that is wrong somewhere.
+    fn forge(&mut self, forged: &Forged) {
+        let (mut header, mut options) = self.peer.segment(self.now, forged.window);
+        header.seq = forged.seq.of(header.seq);
+        header.ack = forged.ack.of(header.ack);
+        // An acknowledgement more often than not.
+        header.flags = if forged.flags & 0x40 == 0 {
+            TcpFlags(forged.flags & 0xc9 | 0x10)
+        } else {
+            TcpFlags(forged.flags)
+        };
+        match (forged.stamps, options.timestamps.as_mut()) {
+            (Stamps::None, _) => options.timestamps = None,
+            (Stamps::Moved(value, echo), Some(stamps)) => {
+                *stamps = Timestamps { value: value.of(stamps.value), echo: echo.of(stamps.echo) };
+            }
+            _ => {}
+        }
+        let room = if options.timestamps.is_some() { 3 } else { 4 };
+        let blocks = usize::from(forged.blocks % 8).saturating_sub(3).min(room);
+        let una = self.peer.ack(self.peer.acked);
+        options.sack = forged.sack[..blocks]
+            .iter()
+            .map(|(start, len)| {
+                let start = start.of(una);
+                SackBlock { start, end: start.wrapping_add_signed((*len).into()) }
+            })
+            .collect();
+        // As long as receive offloads make them, now and then.
+        let len = usize::from(if forged.len > 0xff00 { forged.len } else { forged.len % 3000 });
+        let len = len.min(usize::from(u16::MAX) - 40 - options.len());
+        let frame = self.peer.frame(&header, &options, len, forged.ecn);
+        self.host.receive(self.now, &mut [frame]);
+    }
+
+    /// Time passes.
+    fn wait(&mut self, time: u64) {
+        let end = self.now + time;
+        for _ in 0..TIMERS {
+            match self.settle().filter(|next| *next <= end) {
+                Some(next) => self.now = next,
+                None => break,
+            }
+        }
+        self.now = end;
+    }
+
+    /// All that can be done now is done; when something is due next.
+    fn settle(&mut self) -> Option<u64> {
+        for _ in 0..ROUNDS {
+            let next = self.host.poll(self.now);
+            if let Some(session) = self.host.sessions.get(&self.conn) {
+                self.written = session.sent as u64;
+            }
+            let frames = std::mem::take(&mut self.host.frames);
+            for frame in &frames {
+                if peer::asks(frame) {
+                    self.host.receive(self.now, &mut [peer::arp(ArpOperation::Reply)]);
+                } else {
+                    self.see(frame);
+                }
+            }
+            if frames.is_empty() && next.is_none_or(|next| next > self.now + 1) {
+                return next;
+            }
+        }
+        Some(self.now + 1)
+    }
+
+    /// The peer gets a frame, and checks it.
+    fn see(&mut self, frame: &[u8]) {
+        let Some(segment) = peer::segment(frame) else { return };
+        let (peer, flags) = (&mut self.peer, segment.flags());
+        // Whoever has the same ports after it is another connection.
+        let is_open = self.host.stack.info(self.conn).is_some_and(|info| info.state != "CLOSED");
+        let is_stray = (segment.src_port(), segment.dst_port()) != peer.ports;
+        if !is_open || is_stray || flags.intersects(TcpFlags::SYN | TcpFlags::RST) {
+            return;
+        }
+        let mut options = TcpOptions::NONE;
+        options.read(segment.options());
+        if let (Some(stamp), Some(stamps)) = (peer.stamp.as_mut(), options.timestamps) {
+            *stamp = stamps.value;
+        }
+        let len = segment.payload().len() as u64;
+        let fin = flags.contains(TcpFlags::FIN);
+        // A probe of the window, or of a silent peer, is one before the stream's oldest byte.
+        let at = peer.host_position(segment.seq()).unwrap_or(0);
+        assert!(len == 0 || at + len <= self.written, "{at} and {len} bytes of {}", self.written);
+        assert!(!fin || at + len == self.written, "an end at {at} of {}", self.written);
+        assert!(len > 0 || fin || at <= peer.seen, "{at} is ahead of {}", peer.seen);
+        let wrong = segment.payload().iter().zip(at..).find(|(byte, at)| **byte != peer::ours(*at as u32));
+        assert_eq!(wrong, None, "bytes that were written");
+        peer.seen = peer.seen.max(at + len + u64::from(fin));
+        let ack = peer.position(segment.ack()).expect("an acknowledgement before the stream");
+        assert!(ack <= peer.sent_to(), "{ack} was never sent: {:?}", peer.sent);
+        assert!(ack >= peer.host_acked, "{ack} after {}", peer.host_acked);
+        peer.host_acked = ack;
+        let edge = ack + (u64::from(segment.window()) << peer.host_scale);
+        assert!(edge + (1 << peer.host_scale) > peer.host_edge, "the window shrinks: {edge}");
+        peer.host_edge = peer.host_edge.max(edge);
+        assert!(peer.sack || options.sack.is_empty());
+        for block in &options.sack {
+            let range = peer.position(block.start).zip(peer.position(block.end)).map(|(a, b)| a..b);
+            let range = range.expect("a block before the stream");
+            assert!(!range.is_empty() && peer.has_sent(&range), "{range:?} of {:?}", peer.sent);
+        }
+    }
+
+    /// What must hold at any time.
+    fn check(&mut self) {
+        let Self { host, peer, conn, checked, .. } = self;
+        let Some(session) = host.sessions.get(conn) else { return };
+        let new = session.received.iter().enumerate().skip(*checked);
+        let wrong = new.clone().find(|(at, byte)| **byte != peer::theirs(*at as u32));
+        assert_eq!(wrong, None, "bytes that the peer has sent");
+        *checked = session.received.len();
+        let received = *checked as u64 + session.reader.available() as u64;
+        assert!(received <= peer.sent_to(), "{received} bytes of {:?}", peer.sent);
+        let acknowledged = session.writer.acknowledged();
+        assert!(acknowledged <= peer.acked.min(session.sent as u64), "{acknowledged} of {}", peer.acked);
+        if let Some(info) = host.stack.info(*conn) {
+            assert!(info.cwnd > 0 && info.mss > 0 && info.rto > 0, "{info:?}");
+            assert!(info.pipe <= session.sent as u64 + 1, "{info:?}");
+        }
+    }
+
+    fn outcome(&self) -> Outcome {
+        let session = self.host.sessions.get(&self.conn);
+        Outcome {
+            connected: 1,
+            delivered: self.checked as u64,
+            acknowledged: self.peer.acked,
+            closed: u64::from(session.is_some_and(|session| session.closed.is_some())),
+            finished: u64::from(session.is_some_and(|session| session.end_of_stream)),
+        }
+    }
+
+    /// The application lets go and the peer is silent: nothing is left.
+    fn end(mut self, before: usize) {
+        self.host.latency = 0;
+        self.host.release(self.now, self.conn);
+        for conn in std::mem::take(&mut self.host.accepted) {
+            self.host.release(self.now, conn);
+        }
+        for _ in 0..80 {
+            self.wait(100 * SECOND);
+        }
+        let stack = &self.host.stack;
+        assert_eq!((stack.connections(), stack.flows()), (0, 0));
+        assert_eq!(stack.memory_used(), before);
+    }
+}
+
+impl Peer {
+    /// Takes the host's SYN, with or without ACK.
+    fn take_syn(&mut self, frame: &[u8]) {
+        let segment = peer::segment(frame).expect("a SYN");
+        assert!(segment.flags().contains(TcpFlags::SYN));
+        let mut options = TcpOptions::NONE;
+        options.read(segment.options());
+        self.isn = segment.seq();
+        self.ports = (segment.src_port(), segment.dst_port());
+        self.host_scale = options.window_scale.unwrap_or(0);
+        self.stamp = options.timestamps.map(|stamps| stamps.value);
+    }
+}

@@ -1,0 +1,13 @@
+//! Frames of any content to a host of ARP, ICMP and TCP over IPv4 and IPv6.
+#![no_main]
+
+#[allow(dead_code, reason = "tests need more of it")]
+#[path = "../../crates/offcore-tcp/tests/stack/host.rs"]
+mod host;
+#[allow(dead_code, reason = "tests need more of it")]
+#[path = "../../crates/offcore-tcp/tests/stack/hostile/input.rs"]
+mod input;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    input::play(input);
+});
