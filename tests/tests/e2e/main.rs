@@ -19,6 +19,7 @@ mod l2;
 mod ours;
 mod pktgen;
 mod refused;
+mod settings;
 mod switch;
 mod tcp;
 mod tcp_reports;

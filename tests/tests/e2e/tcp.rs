@@ -59,7 +59,7 @@ pub(super) fn content(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Sends bytes to an echo server and reads them back, both at once.
-fn echo(address: &str, port: u16, seed: u64, len: usize) {
+pub(super) fn echo(address: &str, port: u16, seed: u64, len: usize) {
     let mut stream = connect(address, port);
     let bytes = content(seed, len);
     let mut reading = stream.try_clone().unwrap();
