@@ -223,8 +223,8 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3);
         assert!(lines[0].starts_with("arrangement,at_least,"), "{}", lines[0]);
-        assert!(lines[0].contains(",bench,both_ns_per_packet,bound,burst,"), "{}", lines[0]);
-        assert!(lines[1].contains(",vhost,,,0,"), "{}", lines[1]);
+        assert!(lines[0].contains(",both_ns_per_packet,bound,burst,"), "{}", lines[0]);
+        assert!(lines[1].contains(",vhost,,,,,,0,"), "{}", lines[1]);
         assert!(lines[1].contains(",\"a, \"\"quoted\"\" case\","), "{}", lines[1]);
     }
 }

@@ -164,7 +164,7 @@ impl Control {
 }
 
 /// A datagram that is to be sent: the same fields as [`Sealed::Send`] has. Unless the next hop's station is `known`, it is still
-/// to be written into the Ethernet header: see [`Stack::station`](super::stack::Stack::station).
+/// to be written into the Ethernet header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SealedDatagram {
     pub iface: u8,
