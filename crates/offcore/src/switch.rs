@@ -1,5 +1,6 @@
 //! `offcore switch`: opens what the flags say, watches it run, and stops it cleanly.
 
+mod advice;
 pub(crate) mod plan;
 pub(crate) mod ports;
 pub(crate) mod report;
@@ -20,6 +21,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::Failure;
 use crate::args::{Format, RunArgs, SwitchArgs};
 use crate::output::{say, write};
+use advice::Advice;
 use ports::Observed;
 use report::{Line, Measurement, StoppedBy};
 
@@ -89,7 +91,9 @@ pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Resul
     }
     let last = running.reporter().map_err(anyhow::Error::new)?;
     let statuses = vec![String::new(); watching.ports.len()];
-    let mut watch = Watch { watching, running, observed, interrupted, statuses, last, measurement: None };
+    let advice = Advice::new(running.reporter().map_err(anyhow::Error::new)?);
+    let mut watch =
+        Watch { watching, running, observed, interrupted, statuses, last, advice, measurement: None };
     let stopped_by = watch.until_stopped()?;
     watch.finish(stopped_by)
 }
@@ -135,6 +139,7 @@ struct Watch<'a> {
     statuses: Vec<String>,
     /// Has not reported yet, so that the rates of its one report are over the whole run.
     last: Reporter,
+    advice: Advice,
     /// What was measured, when it has been.
     measurement: Option<Measurement>,
 }
@@ -157,6 +162,7 @@ impl Watch<'_> {
             let now = Instant::now();
             self.running.tend();
             say_changes(self.running.ports(), &mut self.statuses, |port| self.observed.has_link(port));
+            self.advice.look(now)?;
             if self.interrupted.load(Ordering::Relaxed) {
                 return Ok(StoppedBy::Signal);
             }
@@ -196,6 +202,7 @@ impl Watch<'_> {
 
     fn finish(mut self, stopped_by: StoppedBy) -> Result<(), Failure> {
         let unfinished = self.running.stop();
+        self.advice.tell()?;
         if stopped_by != StoppedBy::Output {
             let report = self.last.report("final").map_err(anyhow::Error::new)?;
             self.print(&report, Some((stopped_by, unfinished)))?;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use offcore_wire::checksum::update;
 use offcore_wire::{
     EtherType, EthernetFrame, IpProtocol, Ipv4Header, Ipv4Packet, Ipv6Header, Ipv6Packet, MacAddr, Sum,
-    ethernet, ipv4, ipv6,
+    ethernet, ipv4, ipv6, tcp, udp,
 };
 
 use super::packet::{DropReason, HEAD};
@@ -149,6 +149,23 @@ impl IpHeaders {
             pseudo(self.src, self.dst, self.protocol, self.transport_len())
         };
         (pseudo + Sum::of(bytes) + rest).is_valid()
+    }
+
+    /// Why a packet whose checksum is not right is dropped. Who leaves the checksum to an interface, as the kernel does on
+    /// veth, leaves the sum of the pseudo header in its place.
+    #[cold]
+    pub(crate) fn wrong_checksum(&self, head: &[u8]) -> DropReason {
+        let offset = match self.protocol {
+            IpProtocol::TCP => tcp::CHECKSUM_OFFSET,
+            IpProtocol::UDP => udp::CHECKSUM_OFFSET,
+            _ => return DropReason::Checksum,
+        };
+        let field = head.get(self.transport + usize::from(offset)..).and_then(<[u8]>::first_chunk);
+        let open = pseudo(self.src, self.dst, self.protocol, self.transport_len()).value();
+        match field {
+            Some(field) if u16::from_be_bytes(*field) == open => DropReason::OpenChecksum,
+            _ => DropReason::Checksum,
+        }
     }
 }
 

@@ -262,6 +262,8 @@ drop_reasons! {
     Malformed = "malformed",
     /// A wrong checksum.
     Checksum = "checksum",
+    /// A checksum that its sender left to an interface which did not compute it.
+    OpenChecksum = "open_checksum",
     /// Neither ARP nor IP.
     Protocol = "protocol",
     /// To another station.

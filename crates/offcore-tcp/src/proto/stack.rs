@@ -178,7 +178,7 @@ impl Stack {
             && matches!(ip.protocol, IpProtocol::TCP | IpProtocol::ICMP | IpProtocol::ICMPV6)
             && !ip.checksum_is_valid(packet.head, rest)
         {
-            return Err(DropReason::Checksum);
+            return Err(ip.wrong_checksum(packet.head));
         }
         // Who sends a link's broadcast to our address gets no answer (RFC 1122, 3.3.6).
         let to_us = to_us && to_station;

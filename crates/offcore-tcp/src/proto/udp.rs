@@ -90,7 +90,7 @@ impl Stack {
             // What is behind the datagram is not in its sum.
             RxChecksum::Unknown { .. } if len < ip.transport_len() => return Err(DropReason::Malformed),
             RxChecksum::Unknown { rest } if !ip.checksum_is_valid(packet.head, rest) => {
-                return Err(DropReason::Checksum);
+                return Err(ip.wrong_checksum(packet.head));
             }
             RxChecksum::Unknown { .. } => {}
         }

@@ -3,9 +3,11 @@
 
 mod world;
 
+use std::net::IpAddr;
+
 use offcore_stats::SplitMix;
 use offcore_tcp::proto::{Cause, DropReason, Event};
-use offcore_wire::{Icmpv4, Icmpv6, icmpv4, icmpv6};
+use offcore_wire::{Icmpv4, Icmpv6, IpProtocol, Sum, icmpv4, icmpv6};
 
 use world::{PORT, World, addresses};
 
@@ -166,7 +168,7 @@ fn forged(part: &[u8], last: u8, ident: u16) -> Vec<u8> {
     part[18..20].copy_from_slice(&ident.to_be_bytes());
     part[29] = last;
     part[24..26].fill(0);
-    let checksum = offcore_wire::Sum::of(&part[14..34]).checksum();
+    let checksum = Sum::of(&part[14..34]).checksum();
     part[24..26].copy_from_slice(&checksum.to_be_bytes());
     part
 }
@@ -203,6 +205,31 @@ fn wrong_checksums_are_dropped_and_none_is_taken_over_ipv4() {
         let taken = usize::from(to.is_ipv4());
         assert_eq!((0..2).map_while(|_| world.ends[1].take()).count(), taken, "{to}");
         assert_eq!(world.ends[1].path.stack.drops().get(DropReason::Checksum), 2 - taken as u64);
+    }
+}
+
+#[test]
+fn checksums_left_open_are_told_from_wrong_ones() {
+    for ((to, from), ip) in addresses(2).into_iter().zip(addresses(1)).zip([20, 40]) {
+        let mut world = World::new(false);
+        let mut frame = world.frames_of(to, b"some words").remove(0);
+        let (at, now) = (14 + ip + 6, world.now);
+        let len = frame.len() - 14 - ip;
+        let pseudo = match (from, to) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => Sum::pseudo_v4(from, to, IpProtocol::UDP, len as u16),
+            (IpAddr::V6(from), IpAddr::V6(to)) => Sum::pseudo_v6(from, to, IpProtocol::UDP, len as u32),
+            _ => panic!("{from} and {to} are of two kinds"),
+        };
+        frame[at..at + 2].copy_from_slice(&pseudo.value().to_be_bytes());
+        world.ends[1].receive(now, &frame);
+        frame[at] ^= 1;
+        world.ends[1].receive(now, &frame);
+        let drops = world.ends[1].path.stack.drops();
+        assert_eq!(
+            [DropReason::OpenChecksum, DropReason::Checksum].map(|why| drops.get(why)),
+            [1, 1],
+            "{to}"
+        );
     }
 }
 

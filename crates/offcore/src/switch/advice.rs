@@ -1,0 +1,75 @@
+//! What is said once when a host's counters show that a peer is set up in a way that cannot work.
+
+use std::time::{Duration, Instant};
+
+use offcore_flow::report::{Report, Reporter};
+
+use crate::output::say;
+
+/// Between two looks at the counters.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Looks at the counters of a host until there was something to say.
+pub(super) struct Advice {
+    /// None when there is nothing to look for any more.
+    reporter: Option<Reporter>,
+    due: Instant,
+}
+
+impl Advice {
+    pub(super) fn new(reporter: Reporter) -> Self {
+        Self { reporter: Some(reporter), due: Instant::now() }
+    }
+
+    /// Says what to do, if that is to be said `now`.
+    pub(super) fn look(&mut self, now: Instant) -> anyhow::Result<()> {
+        if now >= self.due {
+            self.due = now + EVERY;
+            self.tell()?;
+        }
+        Ok(())
+    }
+
+    /// The same, whenever the last look was.
+    pub(super) fn tell(&mut self) -> anyhow::Result<()> {
+        let Some(reporter) = &mut self.reporter else { return Ok(()) };
+        let report = reporter.report("advice")?;
+        let text = advice(&report);
+        if let Some(text) = &text {
+            say(text);
+        }
+        // A switch has no host, and gets none.
+        if text.is_some() || report.tcp.is_empty() {
+            self.reporter = None;
+        }
+        Ok(())
+    }
+}
+
+/// Nobody has computed the checksums of some packets: pings are answered then, and TCP is not.
+fn advice(report: &Report) -> Option<String> {
+    let drops = report.tcp.iter().flat_map(|host| &host.drops);
+    let open: u64 = drops.filter(|(reason, _)| reason == "open_checksum").map(|(_, count)| count).sum();
+    (open > 0).then(|| {
+        format!(
+            "warning: {open} packets dropped whose sender left the checksum to its interface, which has not computed it: \
+             `ethtool -K INTERFACE tx off` there helps, for instance on the other end of a veth pair"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use offcore_flow::report::TcpReport;
+
+    use super::*;
+
+    #[test]
+    fn open_checksums_lead_to_their_cause() {
+        let host = |reason: &str| TcpReport { drops: vec![(reason.into(), 12)], ..TcpReport::default() };
+        let told = |hosts: Vec<TcpReport>| advice(&Report { tcp: hosts, ..Report::default() });
+        assert_eq!(told(vec![host("checksum")]), None);
+        let text = told(vec![host("checksum"), host("open_checksum")]).unwrap();
+        assert!(text.contains(" 12 packets ") && text.contains("ethtool -K INTERFACE tx off"), "{text}");
+    }
+}
