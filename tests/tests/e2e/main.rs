@@ -23,6 +23,7 @@ mod settings;
 mod switch;
 mod tcp;
 mod tcp_reports;
+mod tcp_veth;
 mod testpmd;
 mod udp;
 mod virtio_user;

@@ -107,7 +107,7 @@ fn echo_over_tap() {
 }
 
 /// What the last report says: packets that each half of the queue dropped on purpose, and what the port says of them.
-fn impaired(finished: &Finished) -> ([u64; 2], String) {
+pub(super) fn impaired(finished: &Finished) -> ([u64; 2], String) {
     let report = finished.lines.iter().rev().find_map(|line| line.json.as_ref()).unwrap();
     let dropped = |half: &str| {
         let queues = report["queues"].as_array().unwrap().iter();

@@ -12,7 +12,7 @@ use super::tcp::{NEEDS, OURS, content, host, stop};
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A socket of the kernel's that sends to ours.
-fn connected(address: &str, port: u16) -> UdpSocket {
+pub(super) fn connected(address: &str, port: u16) -> UdpSocket {
     let any: IpAddr = if address.contains(':') { [0u16; 8].into() } else { [0u8; 4].into() };
     let socket = UdpSocket::bind((any, 0)).unwrap();
     socket.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -21,7 +21,7 @@ fn connected(address: &str, port: u16) -> UdpSocket {
 }
 
 /// Sends a datagram until it comes back: the kernel loses some when a buffer is full.
-fn echo(socket: &UdpSocket, bytes: &[u8]) {
+pub(super) fn echo(socket: &UdpSocket, bytes: &[u8]) {
     let mut back = vec![0; 65_535];
     for _ in 0..5 {
         socket.send(bytes).unwrap();

@@ -1,0 +1,66 @@
+//! `offcore tcp` on one end of a veth pair, the kernel's TCP/IP stack on the other, each in a namespace of its own.
+//!
+//! ```text
+//! ours: p0 ── vc :kernel
+//! ```
+
+mod applications;
+mod checksums;
+mod impaired;
+
+use peers::{Need, Netns, Offcore};
+
+use super::tcp::{KERNEL, OURS};
+
+/// Our end, and the kernel's.
+pub(crate) const PORT: &str = "p0";
+pub(crate) const PEER: &str = "vc";
+pub(crate) const NEEDS: [Need; 5] = [Need::Root, Need::Ip, Need::Ping, Need::Ethtool, Need::Cores(2)];
+
+/// A veth pair, both ends up.
+#[derive(Debug)]
+pub(crate) struct Veth {
+    ours: Netns,
+    pub(crate) kernel: Netns,
+}
+
+impl Veth {
+    pub(crate) fn new(mtu: u16) -> Self {
+        let veth = Self { ours: Netns::new().unwrap(), kernel: Netns::new().unwrap() };
+        veth.ours.veth(PORT, &veth.kernel, PEER).unwrap();
+        // The kernel has no address of its own at our end, and says nothing there.
+        veth.ours.run("sysctl", &["-qw", &format!("net.ipv6.conf.{PORT}.disable_ipv6=1")]).unwrap();
+        let mtu = mtu.to_string();
+        for (netns, end) in [(&veth.ours, PORT), (&veth.kernel, PEER)] {
+            netns.ip(&["link", "set", end, "mtu", &mtu, "up"]).unwrap();
+        }
+        veth.kernel.ip(&["addr", "add", KERNEL[0], "dev", PEER]).unwrap();
+        veth.kernel.ip(&["addr", "add", KERNEL[1], "dev", PEER, "nodad"]).unwrap();
+        veth
+    }
+
+    /// A host on our end, with `port` as it is written, which answers pings.
+    pub(crate) fn host(&self, port: &str, more: &[&str]) -> Offcore {
+        let port = format!("{port},addr={}/24,addr={}/64", OURS[0], OURS[1]);
+        let mut args = vec!["tcp", "--port", &port, "--stats-interval", "0.2", "--format", "json"];
+        args.extend(more);
+        let mut offcore = Offcore::start_in(&self.ours, &args).unwrap();
+        offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+        for address in OURS {
+            assert!((0..20).any(|_| self.ping(address, 56)), "{address} answers no ping: {}", offcore.tail());
+        }
+        offcore
+    }
+
+    /// Whether the interface at our end, 0, or at the kernel's, 1, computes checksums and segments, as far as it knows.
+    pub(crate) fn set_offloads(&self, end: usize, on: bool) {
+        let (netns, interface) = [(&self.ours, PORT), (&self.kernel, PEER)][end];
+        if on { netns.enable_offloads(interface) } else { netns.disable_offloads(interface) }.unwrap();
+    }
+
+    /// Whether a ping with so many bytes of payload, in one piece, is answered.
+    pub(crate) fn ping(&self, address: &str, len: usize) -> bool {
+        let len = len.to_string();
+        self.kernel.run("ping", &["-c1", "-W1", "-M", "do", "-s", &len, address]).is_ok()
+    }
+}

@@ -1,0 +1,192 @@
+//! Echo, sink and source, by the ports that a veth pair can be opened as, with the kernel's offloads on and off.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::thread;
+
+use peers::offcore::Finished;
+use peers::{Need, Offcore, one_core, require};
+use serde_json::Value;
+
+use crate::tcp::{OURS, connect, content, echo, stop};
+use crate::udp;
+
+use super::{NEEDS, Veth};
+
+/// Bytes of a connection.
+const LEN: usize = 2_000_000;
+
+/// How our end is opened, and what is expected then.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    port: &'static str,
+    mtu: u16,
+    /// More flags.
+    more: &'static [&'static str],
+    /// What the interfaces at our end and at the kernel's do: checksums and segmentation, or nothing.
+    offloads: [bool; 2],
+    /// Whether packets are longer than a wire takes that are received, and that are sent.
+    long: [bool; 2],
+}
+
+/// The last report.
+fn report(finished: &Finished) -> &Value {
+    finished.lines.iter().rev().find_map(|line| line.json.as_ref()).unwrap()
+}
+
+impl Case {
+    fn veth(&self) -> Veth {
+        let veth = Veth::new(self.mtu);
+        for (end, on) in self.offloads.into_iter().enumerate() {
+            veth.set_offloads(end, on);
+        }
+        veth
+    }
+
+    /// A host that answers pings which fill a packet.
+    fn host(&self, veth: &Veth, app: &str) -> Offcore {
+        let port = format!("{},mtu={}", self.port, self.mtu);
+        let offcore = veth.host(&port, &[&["--app", app, "--idle", "sleep"], self.more].concat());
+        for (address, headers) in OURS.into_iter().zip([28, 48]) {
+            let len = usize::from(self.mtu) - headers;
+            let answered = (0..20).any(|_| veth.ping(address, len));
+            assert!(answered, "{self:?}: {len} bytes to {address}: {}", offcore.tail());
+        }
+        offcore
+    }
+
+    /// Ends the host: its stack dropped nothing for want of a checksum, and accepted so many connections.
+    fn stop(&self, offcore: Offcore, connections: u64) -> Finished {
+        let finished = stop(offcore);
+        let tcp = &report(&finished)["tcp"][0];
+        for reason in ["checksum", "open_checksum", "malformed"] {
+            assert!(tcp["drops"][reason].is_null(), "{self:?}: {tcp}");
+        }
+        assert_eq!(tcp["accepted"], connections, "{self:?}: {tcp}");
+        finished
+    }
+
+    /// Asserts that the packets of one half, 0 or 1, are as long as expected in the mean.
+    fn assert_length(&self, finished: &Finished, half: usize) {
+        let name = ["rx", "tx"][half];
+        let queue = report(finished)["queues"].as_array().unwrap().iter().find(|queue| queue["half"] == name);
+        let [bytes, packets] = ["bytes", "packets"].map(|what| queue.unwrap()[what].as_u64().unwrap());
+        let (mean, frame) = (bytes / packets, u64::from(self.mtu) + 14);
+        assert!(mean <= frame || self.long[half], "{self:?}: {name}: {mean} bytes");
+        assert!(mean > frame || !self.long[half], "{self:?}: {name}: {mean} bytes");
+    }
+}
+
+/// What is sent comes back, over several connections at once.
+fn echoes(case: &Case, veth: &Veth) {
+    let offcore = case.host(veth, "echo");
+    let run = veth.kernel.within(|| {
+        thread::scope(|scope| {
+            for (seed, address) in (0..).zip([OURS, OURS].concat()) {
+                scope.spawn(move || echo(address, 7, seed, LEN));
+            }
+        });
+        for address in OURS {
+            udp::echo(&udp::connected(address, 7), &content(9, 20_000));
+        }
+        Ok(())
+    });
+    run.unwrap_or_else(|error| panic!("{case:?}: {error:#}"));
+    let finished = case.stop(offcore, 4);
+    assert_eq!(report(&finished)["tcp"][0]["finished"], 4, "{case:?}");
+}
+
+/// All that is sent is acknowledged, and the stream ends in an ordinary way.
+fn sinks(case: &Case, veth: &Veth) {
+    let offcore = case.host(veth, "sink");
+    let run = veth.kernel.within(|| {
+        for (seed, address) in (0..).zip(OURS) {
+            let mut stream = connect(address, 9);
+            stream.write_all(&content(seed, LEN))?;
+            stream.shutdown(Shutdown::Write)?;
+            assert_eq!(stream.read(&mut [0; 8])?, 0, "{address} sends something back");
+        }
+        Ok(())
+    });
+    run.unwrap_or_else(|error| panic!("{case:?}: {error:#}"));
+    case.assert_length(&case.stop(offcore, 2), 0);
+}
+
+/// What comes from a source is what it says to send.
+fn sources(case: &Case, veth: &Veth) {
+    let offcore = case.host(veth, "source");
+    let run = veth.kernel.within(|| {
+        for address in OURS {
+            let mut stream = connect(address, 19);
+            let mut bytes = vec![0; LEN];
+            stream.read_exact(&mut bytes)?;
+            for (number, word) in (0u64..).zip(bytes.chunks_exact(8)) {
+                assert_eq!(word, number.to_be_bytes(), "{address}");
+            }
+        }
+        Ok(())
+    });
+    run.unwrap_or_else(|error| panic!("{case:?}: {error:#}"));
+    case.assert_length(&case.stop(offcore, 2), 1);
+}
+
+fn applications(cases: &[Case], more: &[Need]) {
+    let Some(()) = require(&[&NEEDS[..], more].concat()) else { return };
+    let _core = one_core();
+    for case in cases {
+        // Until a host has found out that nobody else has its addresses, a second passes.
+        thread::scope(|scope| {
+            for app in [echoes, sinks, sources] {
+                scope.spawn(move || app(case, &case.veth()));
+            }
+        });
+    }
+}
+
+const PLAIN: Case = Case { port: "af_packet:p0", mtu: 1500, more: &[], offloads: [true; 2], long: [true; 2] };
+
+#[test]
+fn by_packet_sockets() {
+    applications(
+        &[
+            PLAIN,
+            Case { offloads: [false; 2], long: [false, true], ..PLAIN },
+            // The kernel completes checksums, and segments nothing.
+            Case { port: "af_packet:p0,qdisc_bypass", offloads: [false, true], long: [true, false], ..PLAIN },
+        ],
+        &[],
+    );
+}
+
+#[test]
+fn by_packet_sockets_with_jumbo_frames() {
+    const JUMBO: Case = Case { mtu: 9000, ..PLAIN };
+    applications(
+        &[
+            JUMBO,
+            Case { more: &["--mbuf-size", "16384"], offloads: [false; 2], long: [false, true], ..JUMBO },
+            Case { port: "af_packet:p0,qdisc_bypass", long: [true, false], ..JUMBO },
+        ],
+        &[],
+    );
+}
+
+/// An XDP socket is not told which checksums were left open, so the kernel has to compute them.
+const XDP: Case = Case { port: "af_xdp:p0", mtu: 1500, more: &[], offloads: [true, false], long: [false; 2] };
+
+#[test]
+fn by_xdp_sockets() {
+    applications(
+        &[
+            XDP,
+            Case {
+                port: "af_xdp:p0,mode=skb",
+                more: &["--dma", "rxq0@core:1;txq0@core:1", "--lcores", "0"],
+                ..XDP
+            },
+            Case { mtu: 9000, more: &["--mbuf-size", "4096"], ..XDP },
+            Case { port: "af_xdp:p0,mode=skb", mtu: 9000, ..XDP },
+        ],
+        &[],
+    );
+}
