@@ -19,6 +19,8 @@ use super::tcb::{Asking, State, Tcb};
 pub enum CallError {
     /// no route to the address
     NoRoute,
+    /// whether our own address is somebody else's, too, is not known yet
+    Tentative,
     /// the address is not one of this stack's
     NotOurs,
     /// the address and port are in use
@@ -76,9 +78,13 @@ impl Stack {
     /// [`Closed`](super::packet::Event::Closed) says what has become of it.
     ///
     /// # Errors
-    /// [`CallError::NoRoute`], [`NoPort`](CallError::NoPort), [`TooMany`](CallError::TooMany).
+    /// [`CallError::NoRoute`], [`NoPort`](CallError::NoPort), [`TooMany`](CallError::TooMany);
+    /// [`Tentative`](CallError::Tentative) in an interface's first second, over IPv6.
     pub fn connect(&mut self, now: u64, to: SocketAddr, out: &mut Out) -> Result<ConnId, CallError> {
-        let way = self.net.way(to.ip()).ok_or(CallError::NoRoute)?;
+        let Some(way) = self.net.way(to.ip()) else {
+            let may_have_one = self.net.may_have_way(to.ip());
+            return Err(if may_have_one { CallError::Tentative } else { CallError::NoRoute });
+        };
         let to = FlowKey::new(SocketAddr::new(way.source, 0), to).ok_or(CallError::NoRoute)?;
         let Self { ports, flows, conns, halves, time_wait, .. } = self;
         let taken = |port| {

@@ -136,12 +136,11 @@ impl Iface {
     }
 
     /// The own address to send from when a packet goes to `next_hop` (RFC 6724 in short: of the same network, otherwise
-    /// any of the same family and scope).
-    fn source(&self, to: IpAddr, next_hop: IpAddr) -> Option<IpAddr> {
+    /// any of the same family and scope). `is_good` says for which standing an address may be used.
+    fn source(&self, to: IpAddr, next_hop: IpAddr, is_good: fn(Standing) -> bool) -> Option<IpAddr> {
         let usable = || {
-            let preferred = self.addresses.iter().filter(|own| own.standing == Standing::Preferred);
-            preferred
-                .map(|own| own.prefix)
+            let good = self.addresses.iter().filter(|own| is_good(own.standing));
+            good.map(|own| own.prefix)
                 .filter(move |own| own.address.is_ipv4() == to.is_ipv4())
                 .filter(move |own| is_link_local(own.address) == is_link_local(to) || to.is_ipv4())
         };
@@ -165,10 +164,19 @@ pub(crate) struct Way {
 
 /// The way to `to`: the longest prefix decides, and the first interface of several.
 pub(crate) fn way(ifaces: &[Iface], to: IpAddr) -> Option<Way> {
+    way_from(ifaces, to, |standing| standing == Standing::Preferred)
+}
+
+/// Whether there will be a way to `to` when nobody else turns out to have our addresses.
+pub(crate) fn may_have_way(ifaces: &[Iface], to: IpAddr) -> bool {
+    way_from(ifaces, to, |standing| standing != Standing::Duplicated).is_some()
+}
+
+fn way_from(ifaces: &[Iface], to: IpAddr, is_good: fn(Standing) -> bool) -> Option<Way> {
     let mut best: Option<(Way, u8)> = None;
     for (iface, this) in ifaces.iter().enumerate() {
         let Some((next_hop, len)) = this.next_hop(to) else { continue };
-        let Some(source) = this.source(to, next_hop) else { continue };
+        let Some(source) = this.source(to, next_hop, is_good) else { continue };
         if best.is_none_or(|(_, found)| len > found) {
             best = Some((Way { iface: iface as u8, next_hop, source }, len));
         }
@@ -240,6 +248,11 @@ mod tests {
         let mut iface = iface(&[prefix("10.0.0.2", 24)], &[]);
         iface.addresses[0].standing = Standing::Tentative { until: 5 };
         assert!(!iface.owns("10.0.0.2".parse().unwrap()));
-        assert_eq!(way(&[iface], "10.0.0.3".parse().unwrap()), None);
+        let mut ifaces = [iface];
+        let [near, far] = ["10.0.0.3", "10.0.1.3"].map(|to| to.parse().unwrap());
+        assert_eq!((way(&ifaces, near), may_have_way(&ifaces, near)), (None, true));
+        assert!(!may_have_way(&ifaces, far));
+        ifaces[0].addresses[0].standing = Standing::Duplicated;
+        assert!(!may_have_way(&ifaces, near));
     }
 }

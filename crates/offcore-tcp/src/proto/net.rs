@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use offcore_wire::{Arp, ArpOperation, EtherType, IpProtocol, MacAddr, NeighborAdvert, NeighborSolicit, arp};
 use offcore_wire::{ethernet, ipv6};
 
-use super::iface::{Iface, IfaceConfig, Standing, Way, way};
+use super::iface::{Iface, IfaceConfig, Standing, Way, may_have_way, way};
 use super::ip::{Envelope, IpHeaders};
 use super::neighbour::{Ask, Neighbours, Said, Who};
 use super::packet::{Control, DropReason, Event, HEAD, Out, Verdict};
@@ -89,6 +89,11 @@ impl Net {
     /// The way to `to`, from `from` when that is given.
     pub(crate) fn way(&self, to: IpAddr) -> Option<Way> {
         way(&self.ifaces, to)
+    }
+
+    /// Whether there will be a way to `to`.
+    pub(crate) fn may_have_way(&self, to: IpAddr) -> bool {
+        may_have_way(&self.ifaces, to)
     }
 
     /// Whether an address is one of ours, be it tentative.

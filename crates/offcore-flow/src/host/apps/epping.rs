@@ -23,6 +23,8 @@ use crate::host::{App, Calls};
 
 /// How long a connection that is over stays so.
 const AGAIN_MICROS: u64 = 1_000_000;
+/// How long it waits for an address to be ours, each time.
+const TENTATIVE_MICROS: u64 = 50_000;
 /// Bytes that come back and are looked at in a round, at most.
 const LOOK: usize = 256 << 10;
 
@@ -112,7 +114,11 @@ impl Epping {
 
     fn connect(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
         self.again = calls.now + AGAIN_MICROS;
-        let conn = calls.stack.connect(calls.now, self.config.to, calls.out)?;
+        let asked = calls.stack.connect(calls.now, self.config.to, calls.out);
+        if asked == Err(CallError::Tentative) {
+            self.again = calls.now + TENTATIVE_MICROS;
+        }
+        let conn = asked?;
         let memory = calls.stack.memory();
         self.session = calls.stack.slot(conn).and_then(|slot| {
             Some(Session {
@@ -210,7 +216,11 @@ fn lock(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
 
 impl App for Epping {
     fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
-        self.connect(calls)
+        match self.connect(calls) {
+            // A later round asks again.
+            Err(CallError::Tentative) => Ok(()),
+            done => done,
+        }
     }
 
     fn event(&mut self, event: Event, calls: &mut Calls<'_>) {
