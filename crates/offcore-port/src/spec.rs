@@ -146,7 +146,10 @@ fn unless<T: fmt::Display + PartialEq>(
 }
 
 /// The comma-separated fields of `text`; commas within brackets do not separate.
-fn split_fields(text: &str) -> Result<Vec<&str>, String> {
+///
+/// # Errors
+/// Brackets that are not closed, or not opened.
+pub fn split_fields(text: &str) -> Result<Vec<&str>, String> {
     let (mut fields, mut start, mut inside) = (Vec::new(), 0, false);
     for (at, c) in text.char_indices() {
         match c {

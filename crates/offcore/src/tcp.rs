@@ -12,7 +12,7 @@ use offcore_flow::host::apps::{Hosted, Service};
 use offcore_flow::switch::{HostIface, Hosting, Run};
 use offcore_flow::{Idle, SwitchConfig};
 use offcore_mem::BURST;
-use offcore_port::spec::PortSpec;
+use offcore_port::spec::{PortSpec, split_fields};
 use offcore_tcp::proto::{Prefix, Route};
 use offcore_wire::MacAddr;
 
@@ -99,8 +99,8 @@ impl FromStr for HostPortArg {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let mut iface = HostIface { mac: None, mtu: 1500, addresses: Vec::new(), routes: Vec::new() };
-        let mut rest = Vec::new();
-        for field in text.split(',') {
+        let (mut rest, mut given_mtu) = (Vec::new(), None);
+        for field in split_fields(text)? {
             match field.split_once('=') {
                 Some(("addr", value)) => iface.addresses.push(prefix(value)?),
                 Some(("gw", value)) => {
@@ -112,6 +112,7 @@ impl FromStr for HostPortArg {
                 Some(("mtu", value)) => {
                     let mtu = value.parse().ok().filter(|mtu| (576..=9000).contains(mtu));
                     iface.mtu = mtu.ok_or_else(|| format!("mtu={value}: expected 576 to 9000"))?;
+                    given_mtu = Some(field);
                 }
                 Some(("mac", value)) => {
                     let mac = value.parse::<MacAddr>().ok().filter(|mac| mac.is_unicast());
@@ -131,7 +132,14 @@ impl FromStr for HostPortArg {
         if let Some(route) = iface.routes.iter().find(|route| !on_link(&iface.addresses, route.gateway)) {
             return Err(format!("gw={}: expected an address of a network that addr= is in", route.gateway));
         }
-        let spec = port(&rest.join(","))?;
+        let mut spec = port(&rest.join(","))?;
+        // These ports make room for frames of an MTU that they are told.
+        if let Some(field) = given_mtu
+            && matches!(spec.bare(), PortSpec::Dpdk(_) | PortSpec::VirtioUser(_))
+        {
+            rest.push(field);
+            spec = port(&rest.join(","))?;
+        }
         if matches!(spec.bare(), PortSpec::Tap(_)) && iface.mac.is_none() {
             iface.mac = Some(own_mac(&iface.addresses[0]));
         }
@@ -283,6 +291,17 @@ mod tests {
         assert_eq!(port.spec.to_string(), "tap:tap0,offloads=off");
         assert_eq!((port.iface.addresses.len(), port.iface.routes.len(), port.iface.mtu), (2, 1, 9000));
         assert_eq!(port.iface.mac, Some(MacAddr([0x02, 0x0f, 10, 0, 0, 2])));
+        // What a port wants to know of the MTU it is told, too; what its brackets hold is its own.
+        for (text, spec) in [
+            ("virtio-user:/s,mtu=9000,addr=10.0.0.2/24,packed", "virtio-user:/s,packed,mtu=9000"),
+            ("vhost:/s,mtu=9000,addr=10.0.0.2/24", "vhost:/s"),
+            (
+                "impair:loss=1%,dpdk:net_tap0,mtu=3000,args=[iface=a,mac=fixed],addr=10.0.0.2/24",
+                "impair:loss=1%,dpdk:net_tap0,mtu=3000,args=[iface=a,mac=fixed]",
+            ),
+        ] {
+            assert_eq!(text.parse::<HostPortArg>().unwrap().spec.to_string(), spec);
+        }
         let port: HostPortArg = "impair:loss=1%,delay=5ms,tap:tap0,addr=10.0.0.2/24".parse().unwrap();
         assert_eq!(port.spec.to_string(), "impair:loss=1%,delay=5ms,tap:tap0");
         assert_eq!(port.iface.mac, Some(MacAddr([0x02, 0x0f, 10, 0, 0, 2])));
