@@ -4,8 +4,9 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
-use peers::{Netns, Offcore, one_core, require};
+use peers::{Need, Netns, Offcore, TempDir, exclusive, one_core, require};
 
+use super::switch;
 use super::tcp::{KERNEL, NEEDS, OURS, TAP};
 
 const CHUNK: usize = 100_000;
@@ -81,4 +82,38 @@ fn what_comes_back_is_compared() {
     let summary = stream(&netns, &["--verify", "-d", "--dma", "txq0@core:1"], true);
     assert!(summary["returned"].as_u64() > Some(1_000_000), "{summary}");
     assert_eq!(summary["wrong"], 0);
+}
+
+/// Our host at both ends of virtqueues: what one sends, the other sends back.
+#[test]
+fn chunks_between_a_vhost_port_and_a_virtio_user_port() {
+    let Some(()) = require(&[Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let every = ["--stats-interval", "0.2", "--format", "json"];
+    for (mtu, options, more) in [
+        ("", "", &[][..]),
+        (",mtu=9000", ",packed", &["-d", "--dma", "txq0@core:0"]),
+        (",mtu=9000", ",packed,offloads=off,mrg=off", &["-m", "512"]),
+    ] {
+        let dir = TempDir::new().unwrap();
+        let socket = dir.file("s").display().to_string();
+        let (port, lcore) =
+            (format!("vhost:{socket}{mtu},addr=10.77.0.1/24,addr=fd77::1/64"), ["--lcores", "0"]);
+        let args = [&["tcp", "--port", &port, "--idle", "sleep"], &lcore[..], &every].concat();
+        let mut far = Offcore::start(&args).unwrap();
+        switch::wait_for_report(&mut far);
+        let port = format!("virtio-user:{socket}{options}{mtu},addr=10.77.0.2/24,addr=fd77::2/64");
+        for to in ["10.77.0.1:7", "[fd77::1]:7"] {
+            let flags =
+                ["epping", "--port", &port, "-c", to, "-l", "100000", "-n", "7", "--verify", "--lcores", "1"];
+            let mut near = Offcore::start(&[&flags[..], more, &every].concat()).unwrap();
+            switch::wait_for(&mut near, "bytes that came back", 5_000_000, |report| report.bytes(0, "rx"));
+            let finished = near.stop().unwrap();
+            assert!(finished.status.success(), "{finished:?}");
+            let summary = finished.lines.iter().rev().find_map(|line| line.json.as_ref()).unwrap();
+            assert!(summary["returned"].as_u64() > Some(3_000_000), "{options} {to}: {summary}");
+            assert_eq!(summary["wrong"], 0, "{options} {to}: {summary}");
+        }
+        switch::stop(far);
+    }
 }

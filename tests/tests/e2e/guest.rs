@@ -3,6 +3,7 @@
 mod idle;
 mod offloads;
 mod pair;
+mod tcp;
 
 use std::time::{Duration, Instant};
 

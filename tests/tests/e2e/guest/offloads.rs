@@ -9,12 +9,12 @@ use crate::switch::{self, Copies, Report};
 pub(super) const FRAME: u64 = 1514;
 
 /// What an interface of a guest leaves to what is behind it, all of it or nothing.
-pub(super) fn set_offloads(guest: &mut Guest, on: bool) {
+pub(super) fn set_offloads(guest: &mut Guest, interface: &str, on: bool) {
     let state = if on { "on" } else { "off" };
     guest
-        .check(&format!("ethtool -K eth0 tx {state} sg {state} tso {state} gso {state} gro {state}"))
+        .check(&format!("ethtool -K {interface} tx {state} sg {state} tso {state} gso {state} gro {state}"))
         .unwrap();
-    let features = guest.check("ethtool -k eth0").unwrap();
+    let features = guest.check(&format!("ethtool -k {interface}")).unwrap();
     for feature in ["tx-checksumming", "tcp-segmentation-offload"] {
         assert!(features.contains(&format!("{feature}: {state}")), "{features}");
     }
@@ -74,7 +74,7 @@ fn offloads_and_queues(packed: bool, copies: Copies) {
     }
 
     netns.disable_offloads(TAP).unwrap();
-    set_offloads(&mut guest, false);
+    set_offloads(&mut guest, "eth0", false);
     ping_both_ways(&netns, &mut guest);
     assert_streams(&netns, &mut offcore, [false; 2]);
 
@@ -84,7 +84,7 @@ fn offloads_and_queues(packed: bool, copies: Copies) {
     switch::wait_for_status(&mut offcore, 0, "2 of 4 virtqueues enabled");
     guest.check("ethtool -L eth0 combined 2").unwrap();
     switch::wait_for_status(&mut offcore, 0, "4 of 4 virtqueues enabled");
-    set_offloads(&mut guest, true);
+    set_offloads(&mut guest, "eth0", true);
     netns.enable_offloads(TAP).unwrap();
     ping_both_ways(&netns, &mut guest);
     assert_streams(&netns, &mut offcore, [true; 2]);

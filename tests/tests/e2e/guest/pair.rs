@@ -106,7 +106,7 @@ fn guest_to_guest(sides: [Side; 2], copies: Copies) {
     if sides.iter().any(|side| side.offloads) {
         for (guest, side) in guests.iter_mut().zip(sides) {
             if side.offloads {
-                set_offloads(guest, false);
+                set_offloads(guest, "eth0", false);
             }
         }
         ping(&mut guests);
