@@ -8,14 +8,15 @@ use peers::{Need, Netns, one_core, require};
 
 use super::tcp::{NEEDS, OURS, connect, content, host, stop};
 
-const PORT: u16 = 8080;
-const FILES: [(&str, usize); 4] = [("none", 0), ("one", 1), ("some.txt", 100_000), ("many.bin", 20_000_000)];
+pub(super) const PORT: u16 = 8080;
+pub(super) const FILES: [(&str, usize); 4] =
+    [("none", 0), ("one", 1), ("some.txt", 100_000), ("many.bin", 20_000_000)];
 
 /// A directory of files, removed with them.
-struct Site(PathBuf);
+pub(super) struct Site(PathBuf);
 
 impl Site {
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("offcore-e2e-{name}-{}", std::process::id()));
         fs::create_dir_all(path.join("sub")).unwrap();
         for (name, len) in FILES {
@@ -26,11 +27,11 @@ impl Site {
     }
 
     /// The argument of `--app`.
-    fn app(&self) -> String {
+    pub(super) fn app(&self) -> String {
         format!("http:{}:{PORT}", self.0.display())
     }
 
-    fn read(&self, name: &str) -> Vec<u8> {
+    pub(super) fn read(&self, name: &str) -> Vec<u8> {
         fs::read(self.0.join(name)).unwrap()
     }
 }
@@ -41,13 +42,13 @@ impl Drop for Site {
     }
 }
 
-fn url(address: &str, path: &str) -> String {
+pub(super) fn url(address: &str, path: &str) -> String {
     let host = if address.contains(':') { format!("[{address}]") } else { address.to_owned() };
     format!("http://{host}:{PORT}/{path}")
 }
 
 /// What curl prints.
-fn curl(netns: &Netns, args: &[&str]) -> Vec<u8> {
+pub(super) fn curl(netns: &Netns, args: &[&str]) -> Vec<u8> {
     let mut command = netns.command("curl");
     let output = command.args(["--silent", "--show-error", "--max-time", "60", "--globoff"]).args(args);
     let output = output.output().unwrap();

@@ -6,6 +6,7 @@
 
 mod applications;
 mod checksums;
+mod files;
 mod impaired;
 
 use peers::{Need, Netns, Offcore};
