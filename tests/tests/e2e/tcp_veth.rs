@@ -8,6 +8,7 @@ mod applications;
 mod checksums;
 mod files;
 mod impaired;
+mod links;
 
 use peers::{Need, Netns, Offcore};
 
@@ -28,16 +29,21 @@ pub(crate) struct Veth {
 impl Veth {
     pub(crate) fn new(mtu: u16) -> Self {
         let veth = Self { ours: Netns::new().unwrap(), kernel: Netns::new().unwrap() };
-        veth.ours.veth(PORT, &veth.kernel, PEER).unwrap();
+        veth.connect(mtu);
+        veth
+    }
+
+    /// Makes the pair.
+    fn connect(&self, mtu: u16) {
+        self.ours.veth(PORT, &self.kernel, PEER).unwrap();
         // The kernel has no address of its own at our end, and says nothing there.
-        veth.ours.run("sysctl", &["-qw", &format!("net.ipv6.conf.{PORT}.disable_ipv6=1")]).unwrap();
+        self.ours.run("sysctl", &["-qw", &format!("net.ipv6.conf.{PORT}.disable_ipv6=1")]).unwrap();
         let mtu = mtu.to_string();
-        for (netns, end) in [(&veth.ours, PORT), (&veth.kernel, PEER)] {
+        for (netns, end) in [(&self.ours, PORT), (&self.kernel, PEER)] {
             netns.ip(&["link", "set", end, "mtu", &mtu, "up"]).unwrap();
         }
-        veth.kernel.ip(&["addr", "add", KERNEL[0], "dev", PEER]).unwrap();
-        veth.kernel.ip(&["addr", "add", KERNEL[1], "dev", PEER, "nodad"]).unwrap();
-        veth
+        self.kernel.ip(&["addr", "add", KERNEL[0], "dev", PEER]).unwrap();
+        self.kernel.ip(&["addr", "add", KERNEL[1], "dev", PEER, "nodad"]).unwrap();
     }
 
     /// A host on our end, with `port` as it is written, which answers pings.
