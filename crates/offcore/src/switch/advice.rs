@@ -52,8 +52,8 @@ fn advice(report: &Report) -> Option<String> {
     let open: u64 = drops.filter(|(reason, _)| reason == "open_checksum").map(|(_, count)| count).sum();
     (open > 0).then(|| {
         format!(
-            "warning: {open} packets dropped whose sender left the checksum to its interface, which has not computed it: \
-             `ethtool -K INTERFACE tx off` there helps, for instance on the other end of a veth pair"
+            "warning: packets are dropped, {open} so far, whose sender left the checksum to its interface, which has not \
+             computed it: `ethtool -K INTERFACE tx off` there helps, for instance on the other end of a veth pair"
         )
     })
 }
@@ -70,6 +70,6 @@ mod tests {
         let told = |hosts: Vec<TcpReport>| advice(&Report { tcp: hosts, ..Report::default() });
         assert_eq!(told(vec![host("checksum")]), None);
         let text = told(vec![host("checksum"), host("open_checksum")]).unwrap();
-        assert!(text.contains(" 12 packets ") && text.contains("ethtool -K INTERFACE tx off"), "{text}");
+        assert!(text.contains(", 12 so far,") && text.contains("ethtool -K INTERFACE tx off"), "{text}");
     }
 }
