@@ -9,6 +9,7 @@ mod checksums;
 mod files;
 mod impaired;
 mod links;
+mod router;
 
 use peers::{Need, Netns, Offcore};
 
