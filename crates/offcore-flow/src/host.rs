@@ -1,10 +1,12 @@
 //! A host on ports: the TCP/IP stack as a task, and applications on it.
 
 pub mod apps;
+pub mod spread;
 pub mod watched;
 
 use std::collections::VecDeque;
 use std::mem;
+use std::sync::atomic::Ordering;
 
 use offcore_dma::Mover;
 use offcore_mem::{BURST, Burst, Packet};
@@ -14,7 +16,9 @@ use offcore_stats::{Stage, tsc};
 use offcore_tcp::path::Path;
 use offcore_tcp::proto::{CallError, ConnId, Event, Out, Stack};
 
+use crate::ring::RingRx;
 use crate::worker::task::Task;
+use spread::{Rings, Spread, Unfinished};
 use watched::Watched;
 
 /// How long connections may take to end when the worker stops.
@@ -67,11 +71,14 @@ impl Calls<'_> {
     }
 }
 
-/// One interface of a host.
+/// One interface of a host, as one of its workers has it.
 #[derive(Debug)]
 pub struct HostPort {
-    pub rx: Box<dyn RxQueue>,
+    /// The port's queues that the worker polls; none where others have them all.
+    pub rx: Vec<Box<dyn RxQueue>>,
     pub tx: Box<dyn TxQueue>,
+    /// Where there are several workers.
+    pub spread: Option<Spread>,
 }
 
 /// A stack, its ports, and an application.
@@ -88,6 +95,11 @@ pub struct Host {
     ticks: u64,
     /// When the application was told to stop.
     stopping: Option<u64>,
+    /// The host's workers that need each other's queues still; none when this is the only one.
+    unfinished: Option<Unfinished>,
+    finished: bool,
+    /// Rings that other workers may not have left yet.
+    ending: Vec<RingRx>,
 }
 
 impl Host {
@@ -98,7 +110,19 @@ impl Host {
     pub fn new(path: Path, ports: Vec<HostPort>, app: Box<dyn App>) -> Result<Self, CallError> {
         let ticks = (tsc::hz() / 1_000_000).max(1);
         let (started, events) = (tsc::now(), Vec::new());
-        let mut host = Self { ports, path, app, events, watched: None, started, ticks, stopping: None };
+        let mut host = Self {
+            ports,
+            path,
+            app,
+            events,
+            watched: None,
+            started,
+            ticks,
+            stopping: None,
+            unfinished: None,
+            finished: false,
+            ending: Vec::new(),
+        };
         host.look_at_links();
         let now = host.now();
         let (stack, out) = host.path.call();
@@ -112,10 +136,20 @@ impl Host {
         self
     }
 
+    /// The same, beside other workers, all of which have `unfinished`: it counts them.
+    pub fn beside(mut self, unfinished: Unfinished) -> Self {
+        self.unfinished = Some(unfinished);
+        self
+    }
+
     /// Whoever is behind a port may have changed what it takes. Until that is seen, it is done for him in software.
     fn look_at_links(&mut self) {
         for (iface, port) in self.ports.iter().enumerate() {
-            let Accepts { offloads, segments } = port.tx.accepts();
+            let accepts = port.tx.accepts();
+            if let Some(spread) = &port.spread {
+                spread.takes.set(accepts);
+            }
+            let Accepts { offloads, segments } = accepts;
             self.path.set_link(iface as u8, offloads, segments);
         }
     }
@@ -133,22 +167,7 @@ impl Host {
     /// One turn; returns the packets received, and one more when the application has more to do.
     fn turn(&mut self, ctx: &mut Context<'_>, take: bool) -> usize {
         let now = self.now();
-        let mut received = 0;
-        let mut burst = Burst::new();
-        for (iface, port) in self.ports.iter_mut().enumerate() {
-            if take && self.path.is_open() {
-                port.rx.rx(ctx, &mut burst);
-            } else {
-                port.rx.drain(ctx, &mut burst);
-            }
-            received += burst.len();
-            if burst.is_empty() {
-                // What a poll that found nothing took belongs to no stage of a packet's way.
-                ctx.clock.lap(Stage::Idle);
-            } else {
-                self.path.receive(ctx, now, iface as u8, &mut burst);
-            }
-        }
+        let mut received = self.receive(ctx, now, take);
         let (stack, out) = self.path.call();
         self.app.round(ctx, &mut Calls { stack, out, now });
         if self.app.is_busy() {
@@ -161,9 +180,77 @@ impl Host {
         }
         let Self { ports, path, .. } = self;
         for (iface, port) in ports.iter_mut().enumerate() {
-            send(&mut *port.tx, path.to_send(iface as u8), ctx);
+            let waiting = path.to_send(iface as u8);
+            if let Some(spread) = &mut port.spread {
+                received += spread.relay(ctx, waiting);
+            }
+            send(&mut *port.tx, waiting, ctx);
         }
         received
+    }
+
+    /// The stack gets what has come. How many packets that were, other workers' included.
+    fn receive(&mut self, ctx: &mut Context<'_>, now: u64, take: bool) -> usize {
+        let Self { ports, path, .. } = self;
+        let mut received = 0;
+        let mut burst = Burst::new();
+        for (iface, port) in ports.iter_mut().enumerate() {
+            let iface = iface as u8;
+            for queue in &mut port.rx {
+                // Other workers' packets are not to wait for this one.
+                if take && (port.spread.is_some() || path.is_open()) {
+                    queue.rx(ctx, &mut burst);
+                } else {
+                    queue.drain(ctx, &mut burst);
+                }
+                received += burst.len();
+                if let Some(spread) = &mut port.spread {
+                    spread.deal(ctx, &path.stack, &mut burst);
+                    spread.take_own(ctx, &mut burst, path.is_open(), queue.counters());
+                }
+                give(path, ctx, now, iface, &mut burst);
+            }
+            let Some(spread) = &mut port.spread else { continue };
+            for ring in &mut spread.rings.from {
+                if path.is_open() {
+                    ring.rx(ctx, &mut burst);
+                    received += burst.len();
+                    give(path, ctx, now, iface, &mut burst);
+                }
+            }
+            received += spread.deal_whole(ctx, path, iface);
+        }
+        received
+    }
+
+    /// This worker needs nobody else's queues any more.
+    fn finish(&mut self) {
+        if !mem::replace(&mut self.finished, true)
+            && let Some(unfinished) = &self.unfinished
+        {
+            unfinished.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether another worker may still need this one's queues.
+    fn is_needed(&self) -> bool {
+        self.unfinished.as_ref().is_some_and(|unfinished| unfinished.load(Ordering::Acquire) > 0)
+    }
+
+    /// Frees what was not sent. Returns how much is still to come from other workers, who do the same.
+    fn end(&mut self, ctx: &mut Context<'_>) -> usize {
+        for (iface, mut port) in self.ports.drain(..).enumerate() {
+            ctx.cache.free_all(self.path.to_send(iface as u8).drain(..));
+            port.tx.stop(ctx);
+            self.ending.extend(port.spread.map(|spread| spread.end(ctx)).into_iter().flatten());
+        }
+        let mut burst = Burst::new();
+        let mut left = 0;
+        for ring in &mut self.ending {
+            left += ring.drain(ctx, &mut burst);
+            ctx.cache.free_all(burst.drain(..));
+        }
+        left
     }
 
     /// The application hears what has happened. What it does may make more happen, which it hears in the next turn. Whether
@@ -178,6 +265,17 @@ impl Host {
         }
         self.events = events;
         any
+    }
+}
+
+/// Gives the stack a burst.
+#[inline]
+fn give(path: &mut Path, ctx: &mut Context<'_>, now: u64, iface: u8, burst: &mut Burst) {
+    if burst.is_empty() {
+        // What a poll that found nothing took belongs to no stage of a packet's way.
+        ctx.clock.lap(Stage::Idle);
+    } else {
+        path.receive(ctx, now, iface, burst);
     }
 }
 
@@ -215,14 +313,14 @@ impl Task for Host {
         });
         // Peers may still answer: connections end as they should, if that does not take long.
         let lingers = self.path.stack.connections() > 0 && now - since < LINGER_MICROS;
-        self.turn(ctx, lingers);
+        let needed = !self.ports.is_empty() && self.is_needed();
+        self.turn(ctx, lingers || needed);
         let left = self.path.in_flight(ctx.mover) + self.app.in_flight(ctx.mover);
         if left == 0 && !lingers {
-            for (iface, port) in self.ports.iter_mut().enumerate() {
-                ctx.cache.free_all(self.path.to_send(iface as u8).drain(..));
-                port.tx.stop(ctx);
+            self.finish();
+            if !self.is_needed() {
+                return self.end(ctx);
             }
-            return 0;
         }
         // It differs from turn to turn while connections end, so that the worker waits for them.
         left + 1 + (now % 1024) as usize
@@ -237,8 +335,11 @@ impl Task for Host {
     }
 
     fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue)) {
-        for port in &mut self.ports {
-            each(&mut *port.rx);
+        for HostPort { rx, spread, .. } in &mut self.ports {
+            rx.iter_mut().for_each(|queue| each(&mut **queue));
+            if let Some(Rings { from, relayed, .. }) = spread.as_mut().map(|spread| &mut spread.rings) {
+                from.iter_mut().chain(relayed).for_each(|ring| each(ring));
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ use offcore_stats::{Stage, tsc};
 use offcore_tcp::proto::Info;
 use serde::{Serialize, Serializer};
 
-use crate::host::watched::Connections;
+use crate::host::watched::{Connections, MOST};
 
 /// Counters of one queue half.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -286,9 +286,14 @@ impl Reporter {
             let previous = before.iter().find(|b| b.name == block.name);
             add(&mut report, block, previous, elapsed);
         }
-        report.connections = self.connections.as_ref().map(|connections| {
-            let connections = connections.lock().unwrap_or_else(PoisonError::into_inner);
-            connections.iter().map(ConnectionReport::from).collect()
+        report.connections = self.connections.as_ref().map(|workers| {
+            let mut all = Vec::new();
+            for connections in workers.iter() {
+                let connections = connections.lock().unwrap_or_else(PoisonError::into_inner);
+                all.extend(connections.iter().map(ConnectionReport::from));
+            }
+            all.truncate(MOST);
+            all
         });
         self.last = Some((now, snapshot));
         Ok(report)

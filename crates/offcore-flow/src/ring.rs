@@ -7,6 +7,9 @@
 //! is full takes no more; what its worker's RX side cannot take back is dropped there and counted. When both workers
 //! stop, the one that sends ends first: the other one is not done before that one's half is gone and the ring is empty.
 
+mod bell;
+
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use offcore_mem::{Burst, Packet, Pool};
@@ -15,6 +18,8 @@ use offcore_ring::{prefetch, spsc};
 use offcore_stats::Stage;
 use offcore_stats::page::StatsPage;
 use offcore_wire::virtio_net::Offloads;
+
+use bell::Bell;
 
 /// Packets that a ring has room for, at most.
 const MOST: usize = 1 << 20;
@@ -28,6 +33,8 @@ pub struct RingSetup<'a> {
     /// Whether what the receiving worker cannot send waits, and then fills the ring, rather than being dropped there: for
     /// packets whose source waits as well ([`RxQueue::waits`]).
     pub waits: bool,
+    /// Whether the receiving worker may sleep and is to be woken up.
+    pub wakes: bool,
     pub stats: &'a StatsPage,
     /// Name in statistics, such as `ring0`.
     pub name: &'a str,
@@ -40,16 +47,20 @@ pub struct RingSetup<'a> {
 /// # Errors
 /// When it is to have no room, or too much, or the statistics page is full.
 pub fn ring(setup: RingSetup<'_>) -> Result<(RingTx, RingRx), PortError> {
-    let RingSetup { packets, pool, waits, stats, name, index } = setup;
+    let RingSetup { packets, pool, waits, wakes, stats, name, index } = setup;
     let refuse = |reason: String| PortError::Other { port: name.into(), reason };
     if !(1..=MOST).contains(&packets) {
         return Err(refuse(format!("a ring of {packets} packets: expected 1 to {MOST}")));
     }
     let ends = spsc::ring(packets.next_power_of_two()).map_err(|error| refuse(error.to_string()))?;
     let (producer, consumer) = ends;
-    let tx = RingTx { producer, pool, counters: TxCounters::new(stats, name, index)? };
+    let bell = match wakes {
+        true => Some(Arc::new(Bell::new().map_err(|error| refuse(error.to_string()))?)),
+        false => None,
+    };
+    let tx = RingTx { producer, pool, bell: bell.clone(), counters: TxCounters::new(stats, name, index)? };
     let counters = RxCounters::new(stats, name, index)?;
-    Ok((tx, RingRx { consumer, pool, returned: Burst::new(), waits, counters }))
+    Ok((tx, RingRx { consumer, pool, returned: Burst::new(), waits, bell, armed: false, counters }))
 }
 
 /// The sending half.
@@ -57,6 +68,7 @@ pub fn ring(setup: RingSetup<'_>) -> Result<(RingTx, RingRx), PortError> {
 pub struct RingTx {
     producer: spsc::Producer<Packet>,
     pool: &'static Pool,
+    bell: Option<Arc<Bell>>,
     counters: TxCounters,
 }
 
@@ -68,6 +80,9 @@ impl TxQueue for RingTx {
         }
         let bytes = bytes(self.pool, &burst[..taken]);
         self.producer.push_iter(&mut burst.drain(..taken));
+        if let Some(bell) = &self.bell {
+            bell.ring();
+        }
         self.counters.add(taken as u64, bytes);
         ctx.clock.lap(Stage::Tx);
     }
@@ -88,6 +103,8 @@ pub struct RingRx {
     pool: &'static Pool,
     returned: Burst,
     waits: bool,
+    bell: Option<Arc<Bell>>,
+    armed: bool,
     counters: RxCounters,
 }
 
@@ -136,7 +153,23 @@ impl RxQueue for RingRx {
     }
 
     fn arm(&mut self) -> Wake<'_> {
-        if self.consumer.available(1) > 0 || !self.returned.is_empty() { Wake::Now } else { Wake::Poll }
+        let Self { consumer, returned, bell, armed, .. } = self;
+        if let Some(bell) = bell {
+            *armed = true;
+            bell.arm();
+        }
+        if consumer.available(1) > 0 || !returned.is_empty() {
+            return Wake::Now;
+        }
+        bell.as_ref().map_or(Wake::Poll, |bell| Wake::Event(bell.event()))
+    }
+
+    fn disarm(&mut self) {
+        if let Some(bell) = &self.bell
+            && std::mem::take(&mut self.armed)
+        {
+            bell.disarm();
+        }
     }
 
     fn take_back(&mut self, burst: &mut Burst) {

@@ -9,6 +9,7 @@ mod mirroring;
 mod working;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
 
 use offcore_dma::mover::MAX_CHANNELS_PER_QUEUE;
 use offcore_dma::{Binding, ChannelId, Mode, Mover};
@@ -76,7 +77,7 @@ impl Route {
 fn routes(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Vec<Route> {
     match config.run {
         Run::Bridge(_) => return bridging::routes(ports, config.lcores.len()),
-        Run::Host(_) => return hosting::routes(ports),
+        Run::Host(_) => return hosting::routes(config.lcores.len()),
         _ => {}
     }
     let mut routes = Vec::new();
@@ -189,7 +190,8 @@ pub fn start_with(
     let dma = resolved(&config.dma, &mut engines)?;
     let sharers = sharers(&dma, &[&routes[..], &mirrors].concat());
     let (workers, targets) = (Vec::new(), Vec::new());
-    let connections = config.run.tells_of_connections().then(Connections::default);
+    let lists = || config.lcores.iter().map(|_| Mutex::default()).collect();
+    let connections: Option<Connections> = config.run.tells_of_connections().then(lists);
     let mut assembly =
         Assembly { config, ports, pool, dma, sharers, engines, page, workers, targets, connections };
     for &lcore in &config.lcores {
@@ -208,7 +210,7 @@ pub fn start_with(
                 assembly.add_copying(copying, route)?;
             }
         }
-        Run::Host(hosting) => assembly.add_host(hosting, &routes)?,
+        Run::Host(hosting) => assembly.add_host(hosting)?,
         Run::Pipelines(working) => {
             for (index, route) in routes.iter().enumerate() {
                 assembly.add_pipeline(working, index, route, &mut devices)?;

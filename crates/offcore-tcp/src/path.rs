@@ -6,6 +6,7 @@
 #[allow(unsafe_code, reason = "copies are ordered here")]
 mod copies;
 mod fragments;
+mod links;
 
 use std::collections::VecDeque;
 use std::mem;
@@ -20,14 +21,15 @@ use offcore_stats::{Stage, tsc};
 use offcore_wire::virtio_net::{
     self, NetHeader, Offloads, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
 };
-use offcore_wire::{EtherType, EthernetFrame, Sum, ethernet, tcp, udp};
+use offcore_wire::{EtherType, EthernetFrame, Sum, tcp, udp};
 
 use copies::submit;
 use fragments::Fragments;
+use links::Links;
 
-use crate::proto::{
-    Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, Sealed, Stack, Verdict, destination, ip_end,
-};
+pub use links::PathStats;
+
+use crate::proto::{Event, HEAD, Out, Owner, Place, Plan, RxChecksum, RxSeg, Sealed, Stack, Verdict, ip_end};
 
 /// Packets in flight in each of the copy queues, at most, and what part of the pool they may hold: one buffer in this many.
 /// What an engine holds up leaves buffers for everybody else.
@@ -37,16 +39,8 @@ const SHARE: usize = 4;
 const LONGEST: usize = 65_000;
 /// What part of the pool such a packet may be.
 const LONGEST_SHARE: usize = 64;
-/// Datagrams that wait for their next hop's station, at most, and what part of the pool they may hold.
-const WAITING: usize = 64;
-const WAITING_SHARE: usize = 16;
-/// How long they wait, in microseconds: as long as it is asked for. Time between two looks.
-const LONGEST_WAIT: u64 = 3_000_000;
-const LOOK_AGAIN: u64 = 100_000;
 /// How long a copy may take: well below what makes a peer retransmit.
 const LOST_AFTER: Duration = Duration::from_millis(50);
-/// Packets that wait to be sent by an interface, at most: what comes then is dropped, as a queue of an interface does.
-const QUEUE: usize = 1024;
 
 /// A packet whose payload is on its way to an rx_fifo. It holds the packet; the stack holds the FIFO's blocks.
 #[derive(Debug)]
@@ -124,135 +118,6 @@ fn finish_datagram(
     links.send_datagram(now, stack, (sealed.iface, packet), sealed.known, cache);
 }
 
-/// What one interface's port is, and what is to be sent by it.
-#[derive(Debug, Default)]
-struct Link {
-    /// The port completes checksums.
-    checksums: bool,
-    /// Bytes of payload, at most, that it cuts into segments; 0 when it does not.
-    longest: usize,
-    queue: VecDeque<Packet>,
-}
-
-/// A datagram whose next hop's station is not known yet.
-#[derive(Debug)]
-struct Waiting {
-    iface: u8,
-    packet: Packet,
-    since: u64,
-}
-
-/// All interfaces' links.
-#[derive(Debug, Default)]
-struct Links {
-    links: Vec<Link>,
-    /// The oldest first.
-    waiting: VecDeque<Waiting>,
-    /// Neighbours that had answered when it was last looked whether stations are known, and when that was.
-    looked: (u32, u64),
-    stats: PathStats,
-}
-
-impl Links {
-    #[inline]
-    fn get(&mut self, iface: u8) -> &mut Link {
-        let index = usize::from(iface);
-        if index >= self.links.len() {
-            self.links.resize_with(index + 1, Link::default);
-        }
-        &mut self.links[index]
-    }
-
-    /// The packet waits until the port takes it.
-    #[inline]
-    fn enqueue(&mut self, cache: &mut PoolCache, iface: u8, packet: Packet) {
-        let link = self.get(iface);
-        if link.queue.len() >= QUEUE {
-            self.stats.starved += 1;
-            cache.free(packet);
-        } else {
-            link.queue.push_back(packet);
-        }
-    }
-}
-
-impl Links {
-    /// Sends a datagram once its next hop's station is known.
-    fn send_datagram(
-        &mut self,
-        now: u64,
-        stack: &mut Stack,
-        (iface, packet): (u8, Packet),
-        known: bool,
-        cache: &mut PoolCache,
-    ) {
-        if known {
-            return self.send_whole(stack, iface, packet, cache);
-        }
-        let pool = cache.pool();
-        let most = pool.chunks().div_ceil(WAITING_SHARE);
-        let held = |waiting: &VecDeque<Waiting>| -> usize {
-            waiting.iter().map(|waiting| buffers(&waiting.packet, pool)).sum::<usize>()
-                + buffers(&packet, pool)
-        };
-        while (self.waiting.len() >= WAITING || held(&self.waiting) > most)
-            && let Some(oldest) = self.waiting.pop_front()
-        {
-            self.stats.starved += 1;
-            cache.free(oldest.packet);
-        }
-        self.waiting.push_back(Waiting { iface, packet, since: now });
-    }
-
-    /// Looks whether stations are known by now: when a neighbour has answered, and now and then.
-    #[cold]
-    fn look_for_stations(&mut self, now: u64, stack: &mut Stack, out: &mut Out, cache: &mut PoolCache) {
-        let answered = stack.answered();
-        if self.looked.0 == answered && now < self.looked.1 + LOOK_AGAIN {
-            return;
-        }
-        self.looked = (answered, now);
-        for _ in 0..self.waiting.len() {
-            let Some(Waiting { iface, mut packet, since }) = self.waiting.pop_front() else { return };
-            let station = destination(packet.bytes()).and_then(|to| stack.station(now, to, out));
-            match station {
-                Some(station) => {
-                    packet.bytes_mut()[..station.0.len()].copy_from_slice(&station.0);
-                    self.send_whole(stack, iface, packet, cache);
-                }
-                None if now.saturating_sub(since) > LONGEST_WAIT => {
-                    self.stats.starved += 1;
-                    cache.free(packet);
-                }
-                None => self.waiting.push_back(Waiting { iface, packet, since }),
-            }
-        }
-    }
-
-    /// Sends a packet that may be too long for the link.
-    #[inline(never)]
-    fn send_whole(&mut self, stack: &mut Stack, iface: u8, packet: Packet, cache: &mut PoolCache) {
-        let mtu = usize::from(stack.mtu(iface));
-        if cache.pool().total_len(&packet) <= mtu + ethernet::HEADER_LEN {
-            return self.enqueue(cache, iface, packet);
-        }
-        let ident = stack.fragment_ident();
-        if !fragments::cut(&packet, mtu, ident, cache, |cache, part| self.enqueue(cache, iface, part)) {
-            self.stats.starved += 1;
-        }
-        cache.free(packet);
-    }
-}
-
-/// Counters of the path.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PathStats {
-    /// Packets that were not made, or not sent, for want of buffers or of room in an interface's queue.
-    pub starved: u64,
-    /// Parts of packets that were not put together: they overlapped, were too many, or not all came in time.
-    pub fragments_dropped: u64,
-}
-
 /// A stack and its copies.
 #[derive(Debug)]
 pub struct Path {
@@ -261,6 +126,8 @@ pub struct Path {
     out: Out,
     /// Whose buffers the packets are.
     pool: &'static Pool,
+    /// Buffers of it that are this worker's part.
+    part: usize,
     rx: CopyQueue<Option<Placing>>,
     tx: CopyQueue<Option<Sending>>,
     /// What the copy queues have had no room for.
@@ -275,6 +142,8 @@ pub struct Path {
     fragments: Fragments,
     /// What parts were put together to; empty between calls.
     whole: Vec<Packet>,
+    /// Those of them that are another worker's, and the interface that they came by.
+    elsewhere: Vec<(u8, Packet)>,
     links: Links,
 }
 
@@ -285,6 +154,7 @@ impl Path {
         let (mut rx, mut tx) = (CopyQueue::open(mover, IN_FLIGHT), CopyQueue::open(mover, IN_FLIGHT));
         rx.set_lost_after(mover, tsc::ticks(LOST_AFTER));
         tx.set_lost_after(mover, tsc::ticks(LOST_AFTER));
+        let part = pool.chunks().div_ceil(stack.share().of as usize);
         Self {
             stack,
             out,
@@ -297,9 +167,11 @@ impl Path {
             filled: Vec::new(),
             placing: 0,
             filling: 0,
-            fragments: Fragments::default(),
+            fragments: Fragments::new(part),
             whole: Vec::new(),
-            links: Links::default(),
+            elsewhere: Vec::new(),
+            links: Links::new(part),
+            part,
         }
     }
 
@@ -316,7 +188,7 @@ impl Path {
     pub fn set_link(&mut self, iface: u8, offloads: Offloads, chains: bool) {
         let pool = self.pool;
         let Offloads { checksum, tso4, tso6, .. } = offloads;
-        let buffers = if chains { (pool.chunks() / LONGEST_SHARE).max(1) } else { 1 };
+        let buffers = if chains { (self.part / LONGEST_SHARE).max(1) } else { 1 };
         let longest = match checksum && tso4 && tso6 {
             true => LONGEST.min(buffers * pool.data_room()),
             false => 0,
@@ -332,7 +204,7 @@ impl Path {
     /// Whether packets may be given to [`receive`](Self::receive): not while copies of earlier ones wait for room, or hold
     /// their share of the buffers.
     pub fn is_open(&self) -> bool {
-        self.to_place.is_empty() && self.placing < self.pool.chunks().div_ceil(SHARE)
+        self.to_place.is_empty() && self.placing < self.part.div_ceil(SHARE)
     }
 
     /// Calls of the stack, with what they ask for: `out` is emptied by the next [`turn`](Self::turn).
@@ -350,10 +222,29 @@ impl Path {
         self.take(ctx, now, iface, packets);
         while !self.whole.is_empty() {
             let most = self.whole.len().min(BURST);
-            let mut whole: Burst = self.whole.drain(..most).collect();
+            let mut whole = Burst::new();
+            for packet in self.whole.drain(..most) {
+                match self.stack.owner(head_of(&packet), self.pool.total_len(&packet)) {
+                    Owner::Worker(worker) if worker != self.stack.share().worker => {
+                        self.elsewhere.push((iface, packet));
+                    }
+                    _ => whole.push(packet),
+                }
+            }
             self.take(ctx, now, iface, &mut whole);
         }
         self.submit_places(ctx);
+    }
+
+    /// Moves packets that another worker is to be given, put together of fragments that came by interface `iface`, to `burst`.
+    pub fn take_elsewhere(&mut self, iface: u8, burst: &mut Burst) {
+        let mut room = burst.remaining_capacity();
+        let fits = |(of, _): &mut (u8, Packet)| {
+            let fits = *of == iface && room > 0;
+            room -= usize::from(fits);
+            fits
+        };
+        burst.extend(self.elsewhere.extract_if(.., fits).map(|(_, packet)| packet));
     }
 
     #[inline]
@@ -399,7 +290,7 @@ impl Path {
         self.finish(ctx, now);
         self.stack.timers(now, &mut self.out);
         self.fragments.expire(now, ctx.cache);
-        if !self.links.waiting.is_empty() {
+        if self.links.has_waiting() {
             self.links.look_for_stations(now, &mut self.stack, &mut self.out, ctx.cache);
         }
         if !self.to_place.is_empty() {
@@ -417,9 +308,9 @@ impl Path {
     /// Packets to be sent that there are buffers for, those of the longest kind.
     fn packets(&self, cache: &PoolCache) -> usize {
         let pool = self.pool;
-        let share = pool.chunks().div_ceil(SHARE).saturating_sub(self.filling);
-        let each = self.links.links.iter().map(|link| link.longest.div_ceil(pool.data_room())).max();
-        share.min(cache.available() / 2) / each.unwrap_or(1).max(1)
+        let share = self.part.div_ceil(SHARE).saturating_sub(self.filling);
+        let each = self.links.longest().div_ceil(pool.data_room());
+        share.min(cache.available() / 2) / each.max(1)
     }
 
     /// Copies that are done are reported and their packets freed, or sent: each connection's in order.
@@ -515,6 +406,12 @@ impl Path {
     }
 }
 
+/// The part of a packet that the protocols see.
+#[inline]
+pub fn head_of(packet: &Packet) -> &[u8] {
+    &packet.bytes()[..packet.len().min(HEAD)]
+}
+
 /// How many buffers a packet has.
 #[inline]
 fn buffers(packet: &Packet, pool: &Pool) -> usize {
@@ -572,8 +469,7 @@ fn checksum_of(packet: &Packet, len: usize, cache: &PoolCache) -> RxChecksum {
             return RxChecksum::Verified;
         }
     }
-    let head = &packet.bytes()[..packet.len().min(HEAD)];
-    let end = ip_end(head, len);
+    let end = ip_end(head_of(packet), len);
     if !packet.is_segmented() {
         return RxChecksum::Unknown { rest: packet.bytes().get(HEAD..end).map_or(Sum::ZERO, Sum::of) };
     }

@@ -70,7 +70,8 @@ impl WireEnd {
     /// The host's port.
     pub(super) fn port(&self) -> HostPort {
         HostPort {
-            rx: Box::new(WireRx { end: self.clone(), counters: RxCounters::private() }),
+            rx: vec![Box::new(WireRx { end: self.clone(), counters: RxCounters::private() })],
+            spread: None,
             tx: Box::new(WireTx { end: self.clone(), counters: TxCounters::private() }),
         }
     }

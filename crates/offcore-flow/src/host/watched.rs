@@ -17,15 +17,16 @@ pub const MOST: usize = 1000;
 pub const HOST_COUNTERS: [&str; StackCounts::NAMES.len() + 2] =
     joined(StackCounts::NAMES, ["starved", "fragments_dropped"]);
 
-/// Connections as they were a moment ago, [`MOST`] of them.
-pub type Connections = Arc<Mutex<Vec<Info>>>;
+/// Each worker's connections as they were a moment ago, [`MOST`] of them.
+pub type Connections = Arc<[Mutex<Vec<Info>>]>;
 
 /// Where a host's counters go.
 #[derive(Debug)]
 pub struct Watched {
     counts: Block,
     drops: Block,
-    connections: Option<Connections>,
+    /// And this worker's number among them.
+    connections: Option<(Connections, usize)>,
     /// When they are to be updated.
     due: u64,
 }
@@ -35,7 +36,11 @@ impl Watched {
     ///
     /// # Errors
     /// When the page is full.
-    pub fn new(page: &StatsPage, lcore: usize, connections: Option<Connections>) -> Result<Self, PageError> {
+    pub fn new(
+        page: &StatsPage,
+        lcore: usize,
+        connections: Option<(Connections, usize)>,
+    ) -> Result<Self, PageError> {
         let counts = page.block(&format!("lcore{lcore}/tcp"), &HOST_COUNTERS)?;
         let drops = page.block(&format!("lcore{lcore}/tcp_drops"), DropReason::NAMES)?;
         Ok(Self { counts, drops, connections, due: 0 })
@@ -60,8 +65,8 @@ impl Watched {
         self.counts.set(path.stack.counts().values().into_iter().chain([starved, fragments_dropped]));
         self.drops.set(path.stack.drops().iter().map(|(_, count)| count));
         // Whoever reads them has them for a moment only; a worker does not wait for that.
-        if let Some(connections) = &self.connections
-            && let Ok(mut connections) = connections.try_lock()
+        if let Some((connections, worker)) = &self.connections
+            && let Ok(mut connections) = connections[*worker].try_lock()
         {
             connections.clear();
             connections.extend(path.stack.all().take(MOST).filter_map(|conn| path.stack.info(conn)));

@@ -21,7 +21,7 @@ impl Setup {
 
     fn ring(&self, name: &str, packets: usize) -> (RingTx, RingRx) {
         let Self { page, pool, .. } = self;
-        ring(RingSetup { packets, pool, waits: false, stats: page, name, index: 0 }).unwrap()
+        ring(RingSetup { packets, pool, waits: false, wakes: false, stats: page, name, index: 0 }).unwrap()
     }
 
     /// Packets whose first byte is one of these.

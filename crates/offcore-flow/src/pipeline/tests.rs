@@ -98,8 +98,15 @@ fn through_with(
     let patterns = Patterns::from_list(["mark"]).unwrap();
     let swapped = !matches!(worker, Worker::None);
     let work = Work { patterns: Some(&patterns), ..work };
-    let ring_setup =
-        RingSetup { packets: 8192, pool, waits: false, stats: &stats, name: "elsewhere", index: 0 };
+    let ring_setup = RingSetup {
+        packets: 8192,
+        pool,
+        waits: false,
+        wakes: false,
+        stats: &stats,
+        name: "elsewhere",
+        index: 0,
+    };
     let (to, mut elsewhere) = ring(ring_setup).unwrap();
     let queues = QueuesSetup { elsewhere: Some(Stamping::new(to)), ..queues(&stats, NEVER, on_hit) };
     let (tx, mut rx) = work_queues(setup(pool, worker, burst, work), queues).unwrap();

@@ -4,6 +4,7 @@
 use offcore_mem::{HEADROOM, Hugepages, PoolCache};
 use offcore_port::DropReason;
 use offcore_vhost::testing::Worker as Side;
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
 
@@ -35,7 +36,7 @@ fn check(pool: &Pool, packet: &Packet) -> u64 {
 }
 
 fn setup<'a>(pool: &'static Pool, stats: &'a StatsPage, waits: bool) -> RingSetup<'a> {
-    RingSetup { packets: 100, pool, waits, stats, name: "ring0", index: 0 }
+    RingSetup { packets: 100, pool, waits, wakes: true, stats, name: "ring0", index: 0 }
 }
 
 /// Sends all of them, and drops what there is no room for unless it `waits`.
@@ -143,4 +144,51 @@ fn full_ring_leaves_the_rest() {
         side.cache.free_all(burst.drain(..));
     }
     assert_eq!(out, 128);
+}
+
+/// Sleeps until the ring has something, as a worker does; whether it has.
+fn sleep(rx: &mut RingRx) -> bool {
+    let has = match rx.arm() {
+        Wake::Now => true,
+        Wake::Event(event) => {
+            let mut events = [PollFd::from_borrowed_fd(event, PollFlags::IN)];
+            let longest = Timespec { tv_sec: 20, tv_nsec: 0 };
+            rustix::event::poll(&mut events, Some(&longest)).unwrap() > 0
+        }
+        other => panic!("{other:?}"),
+    };
+    rx.disarm();
+    has
+}
+
+#[test]
+fn sender_wakes_a_sleeping_receiver_every_time() {
+    const ROUNDS: u64 = 20_000;
+    let pool = Pool::new(256, 2048, Hugepages::None).unwrap();
+    let stats = StatsPage::new(1 << 14).unwrap();
+    let (mut tx, mut rx) = ring(setup(pool, &stats, false)).unwrap();
+    let (seen, next) = std::sync::mpsc::channel();
+    let sender = std::thread::spawn(move || {
+        let mut side = side(pool);
+        for number in 0..ROUNDS {
+            let mut burst: Burst = make(&mut side.cache, number).into_iter().collect();
+            tx.tx(&mut side.ctx(), &mut burst);
+            // The receiver may be looking, arming or asleep by now.
+            next.recv().unwrap();
+        }
+    });
+    let mut side = side(pool);
+    let mut burst = Burst::new();
+    for number in 0..ROUNDS {
+        while burst.is_empty() {
+            assert!(sleep(&mut rx), "nobody has said that packet {number} is there");
+            rx.rx(&mut side.ctx(), &mut burst);
+        }
+        let packet = burst.pop().unwrap();
+        assert_eq!(check(pool, &packet), number);
+        side.cache.free(packet);
+        seen.send(()).unwrap();
+    }
+    sender.join().unwrap();
+    assert_eq!(rx.counters().packets(), ROUNDS);
 }

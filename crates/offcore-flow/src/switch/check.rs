@@ -34,7 +34,7 @@ impl SwitchConfig {
             Run::Forward { eth_peers, .. } => Field::EthPeers.check_ports(count, eth_peers.keys().copied()),
             Run::Bridge(bridge) => bridging::check(bridge, count),
             Run::Copy(copying) => copying::check(self, copying, count),
-            Run::Host(hosting) => hosting.check(self, count),
+            Run::Host(hosting) => hosting.check(count),
             Run::Pipelines(working) => working.check(self.lcores.len(), ports),
         }
     }
@@ -93,10 +93,17 @@ fn check_dma(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Result<(), Switc
             Run::Host(_) => true,
             _ => false,
         };
-        let makes_copies = |port: &dyn Port| (port.offloads() || stage) && entry.queue < port.queues();
+        let queues = |port: &dyn Port| match config.run {
+            // Each worker's copies are bound as a queue's.
+            Run::Host(_) => config.lcores.len(),
+            _ => port.queues().into(),
+        };
+        let makes_copies =
+            |port: &dyn Port| (port.offloads() || stage) && usize::from(entry.queue) < queues(port);
         if !named.any(|port| ports.get(port).is_some_and(|port| makes_copies(&**port))) {
             let expected = match config.run {
                 Run::Copy(_) => "a queue rxqN: the copy stage is behind it",
+                Run::Host(_) => "rxqN or txqN of a worker, counted from 0",
                 _ => "a queue of a vhost port, or rxqN with a copy stage behind it (forward mode copy)",
             };
             return Field::Dma.refuse(format!(

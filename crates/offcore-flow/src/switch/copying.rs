@@ -17,6 +17,7 @@ use crate::copy::{CopyRx, CopySetup};
 use crate::engines::dma_map::Half;
 use crate::error::{Field, SwitchError, counted};
 use crate::ring::{RingSetup, ring};
+use crate::worker::idle::Idle;
 
 /// Refuses what cannot be.
 pub(super) fn check(config: &SwitchConfig, copying: &Copying, ports: usize) -> Result<(), SwitchError> {
@@ -64,6 +65,7 @@ impl Assembly<'_> {
             packets: copying.ring_size,
             pool: self.pool,
             waits: rx.waits(),
+            wakes: self.config.idle == Idle::Sleep,
             stats: &self.page,
             name: &name,
             index: queue,

@@ -1,30 +1,36 @@
-//! A TCP/IP host on all ports: one worker, one stack, one interface for each port.
+//! A TCP/IP host on all ports: each worker has a stack with an interface for each port, and an application.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use offcore_dma::Binding;
-use offcore_port::{Port, QueueSetup};
+use offcore_mem::BURST;
+use offcore_port::{QueueSetup, TxQueue};
 use offcore_tcp::path::Path;
-use offcore_tcp::proto::{Config, IfaceConfig, Out, Stack};
+use offcore_tcp::proto::{Config, IfaceConfig, Out, Share, Stack};
 
-use super::config::{Hosting, SwitchConfig};
+use super::config::Hosting;
 use super::{Assembly, Route};
 use crate::engines::dma_map::Half;
 use crate::error::{Field, SwitchError};
 use crate::host::apps::Hosted;
 use crate::host::apps::epping::Epping;
+use crate::host::spread::{RelayTx, Rings, Spread, Takes, Unfinished};
 use crate::host::watched::Watched;
 use crate::host::{App, Host, HostPort};
+use crate::ring::{RingRx, RingSetup, RingTx, ring};
+use crate::worker::idle::Idle;
 
 /// Bytes of the headers before a segment's payload, at least.
 const HEADERS: usize = 40;
+/// Packets of a ring between two workers, at most, and what part of the pool all rings may hold.
+const RING: usize = 1024;
+const RING_SHARE: usize = 4;
 
 impl Hosting {
     /// Refuses what cannot be.
-    pub(super) fn check(&self, config: &SwitchConfig, ports: usize) -> Result<(), SwitchError> {
-        if config.lcores.len() != 1 {
-            return Field::Lcores.refuse(format!("{}, expected one for a host", config.lcores.len()));
-        }
+    pub(super) fn check(&self, ports: usize) -> Result<(), SwitchError> {
         if self.ifaces.len() != ports {
             return Field::Addresses.refuse(format!("{} interfaces for {ports} ports", self.ifaces.len()));
         }
@@ -33,12 +39,24 @@ impl Hosting {
             None => Ok(()),
         }
     }
+
+    /// What the stack of one worker is told.
+    fn config(&self, secret: [u8; 16], share: Share) -> Config {
+        let mut config = Config { secret, share, ..Config::default() };
+        if let Hosted::Epping(epping) = &self.app {
+            config.largest_segment = epping.segment.unwrap_or(u16::MAX);
+            // A chunk and the next one, as far as a FIFO holds them.
+            let chunks = u32::try_from(2 * epping.chunk).unwrap_or(u32::MAX);
+            config.send_buffer = config.send_buffer.max(chunks).min(config.largest_buffer);
+        }
+        config
+    }
 }
 
-/// Queue 0 of each port.
-pub(super) fn routes(ports: &[Box<dyn Port>]) -> Vec<Route> {
-    let route = |port| Route { worker: 0, sender: 0, rx_port: port, tx_port: port, queue: 0 };
-    (0..ports.len()).map(route).collect()
+/// What each worker's stack copies: that is bound as if the worker's number were a queue of port 0.
+pub(super) fn routes(workers: usize) -> Vec<Route> {
+    let route = |worker| Route { worker, sender: worker, rx_port: 0, tx_port: 0, queue: worker as u16 };
+    (0..workers).map(route).collect()
 }
 
 /// 16 bytes that nobody can guess: the system's, by way of the keys of std's hash tables.
@@ -48,34 +66,50 @@ fn secret() -> [u8; 16] {
 }
 
 impl Assembly<'_> {
-    pub(super) fn add_host(&mut self, hosting: &Hosting, routes: &[Route]) -> Result<(), SwitchError> {
-        let mut config = Config { secret: secret(), ..Config::default() };
-        if let Hosted::Epping(epping) = &hosting.app {
-            config.largest_segment = epping.segment.unwrap_or(u16::MAX);
-            // A chunk and the next one, as far as a FIFO holds them.
-            let chunks = u32::try_from(2 * epping.chunk).unwrap_or(u32::MAX);
-            config.send_buffer = config.send_buffer.max(chunks).min(config.largest_buffer);
+    pub(super) fn add_host(&mut self, hosting: &Hosting) -> Result<(), SwitchError> {
+        let workers = self.config.lcores.len();
+        let secret = secret();
+        let unfinished = Arc::new(AtomicUsize::new(workers));
+        let mut ports: Vec<Vec<HostPort>> = (0..workers).map(|_| Vec::new()).collect();
+        for port in 0..hosting.ifaces.len() {
+            for (ports, port) in ports.iter_mut().zip(self.host_port(port)?) {
+                ports.push(port);
+            }
         }
+        for (worker, ports) in ports.into_iter().enumerate() {
+            let share = Share { worker: worker as u32, of: workers as u32 };
+            let config = hosting.config(secret, share);
+            self.add_host_worker(hosting, worker, config, ports, Arc::clone(&unfinished))?;
+        }
+        Ok(())
+    }
+
+    /// One worker's stack on its part of the ports.
+    fn add_host_worker(
+        &mut self,
+        hosting: &Hosting,
+        worker: usize,
+        config: Config,
+        ports: Vec<HostPort>,
+        unfinished: Unfinished,
+    ) -> Result<(), SwitchError> {
         let mut stack = Stack::new(config).or_else(|error| Field::Pool.refuse(error.to_string()))?;
         let mut out = Out::default();
-        let mut ports = Vec::new();
         let room = self.pool.data_room();
-        for (iface, route) in hosting.ifaces.iter().zip(routes) {
-            let port = self.host_port(route)?;
+        for ((iface, port), of) in hosting.ifaces.iter().zip(&ports).zip(&self.ports) {
             // Elsewhere a segment's payload is in one buffer.
             let longest = if port.tx.accepts().segments { None } else { u16::try_from(room + HEADERS).ok() };
             let config = IfaceConfig {
-                mac: iface.mac.unwrap_or(self.ports[route.rx_port].mac()),
+                mac: iface.mac.unwrap_or(of.mac()),
                 mtu: iface.mtu.min(longest.unwrap_or(u16::MAX)),
                 addresses: iface.addresses.clone(),
                 routes: iface.routes.clone(),
             };
             stack.add_iface(1, &config, &mut out);
-            ports.push(port);
         }
-        let rx = self.binding(0, 0, Half::Rx, 0)?;
-        let tx = self.binding(0, 0, Half::Tx, 0)?;
-        let mover = &mut self.workers[0].0.mover;
+        let rx = self.binding(worker, 0, Half::Rx, worker as u16)?;
+        let tx = self.binding(worker, 0, Half::Tx, worker as u16)?;
+        let mover = &mut self.workers[worker].0.mover;
         let mut path = Path::new(stack, out, mover, self.pool);
         let (app, tx): (Box<dyn App>, _) = match &hosting.app {
             Hosted::Service(service, port) => {
@@ -90,21 +124,95 @@ impl Assembly<'_> {
             }
         };
         path.bind(mover, &rx, &tx).or_else(|error| Field::Dma.refuse(error.to_string()))?;
-        let watched = Watched::new(&self.page, self.config.lcores[0], self.connections.clone())?;
+        let connections = self.connections.as_ref().map(|all| (Arc::clone(all), worker));
+        let watched = Watched::new(&self.page, self.config.lcores[worker], connections)?;
         let host = Host::new(path, ports, app).or_else(|error| Field::Service.refuse(error.to_string()))?;
-        self.workers[0].0.tasks.push(Box::new(host.watched(watched)));
+        self.workers[worker].0.tasks.push(Box::new(host.watched(watched).beside(unfinished)));
         Ok(())
     }
 
-    /// Both halves of a port's queue; what the port itself copies is the core's.
-    fn host_port(&mut self, route: &Route) -> Result<HostPort, SwitchError> {
-        let name = format!("port{}", route.rx_port);
-        let port = &mut self.ports[route.rx_port];
-        let (stats, mover) = (&self.page, &mut self.workers[0].0.mover);
-        let setup = QueueSetup { mover, stats, binding: Binding::core(), port: &name };
-        let rx = port.rx_queue(route.queue, setup)?;
-        let setup = QueueSetup { mover, stats, binding: Binding::core(), port: &name };
-        let tx = port.tx_queue(route.queue, setup)?;
-        Ok(HostPort { rx, tx })
+    /// Each worker's part of a port: its queues in turn, and rings.
+    fn host_port(&mut self, port: usize) -> Result<Vec<HostPort>, SwitchError> {
+        let workers = self.config.lcores.len();
+        let queues = usize::from(self.ports[port].queues());
+        let name = format!("port{port}");
+        let mut senders = self.senders(port, queues.min(workers))?;
+        self.mesh(port, &mut senders)?;
+        let mut parts = Vec::new();
+        for (worker, Sender { tx, takes, rings }) in senders.into_iter().enumerate() {
+            let mut rx = Vec::new();
+            for queue in (worker..queues).step_by(workers) {
+                let (stats, mover) = (&self.page, &mut self.workers[worker].0.mover);
+                // What the port itself copies is the core's.
+                let setup = QueueSetup { mover, stats, binding: Binding::core(), port: &name };
+                rx.push(self.ports[port].rx_queue(queue as u16, setup)?);
+            }
+            let spread = (workers > 1).then(|| Spread::new(rings, takes));
+            parts.push(HostPort { rx, tx, spread });
+        }
+        Ok(parts)
     }
+
+    /// What each worker sends to a port by: a queue, as far as there are any; the others have a ring to a worker that has.
+    fn senders(&mut self, port: usize, queues: usize) -> Result<Vec<Sender>, SwitchError> {
+        let name = format!("port{port}");
+        let mut senders: Vec<Sender> = Vec::new();
+        for worker in 0..self.config.lcores.len() {
+            if worker < queues {
+                let (stats, mover) = (&self.page, &mut self.workers[worker].0.mover);
+                let setup = QueueSetup { mover, stats, binding: Binding::core(), port: &name };
+                let tx = self.ports[port].tx_queue(worker as u16, setup)?;
+                let takes = Arc::new(Takes::default());
+                takes.set(tx.accepts());
+                senders.push(Sender { tx, takes, rings: Rings::default() });
+            } else {
+                let name = format!("lcore{}>port{port}", self.config.lcores[worker]);
+                let (ring, rx) = self.host_ring(&name, 0)?;
+                let by = &mut senders[worker % queues];
+                by.rings.relayed.push(rx);
+                let takes = Arc::clone(&by.takes);
+                let tx = Box::new(RelayTx { ring, takes: Arc::clone(&takes) });
+                senders.push(Sender { tx, takes, rings: Rings::default() });
+            }
+        }
+        Ok(senders)
+    }
+
+    /// Rings from each worker to each other one, of packets that came by a port.
+    fn mesh(&self, port: usize, senders: &mut [Sender]) -> Result<(), SwitchError> {
+        for from in 0..senders.len() {
+            for to in 0..senders.len() {
+                let mut theirs = None;
+                if from != to {
+                    let (tx, rx) = self.host_ring(&self.ring_name(port, to), from as u16)?;
+                    senders[to].rings.from.push(rx);
+                    theirs = Some(tx);
+                }
+                senders[from].rings.to.push(theirs);
+            }
+        }
+        Ok(())
+    }
+
+    /// Name, in statistics, of what a port has received for a worker.
+    fn ring_name(&self, port: usize, worker: usize) -> String {
+        format!("port{port}>lcore{}", self.config.lcores[worker])
+    }
+
+    fn host_ring(&self, name: &str, index: u16) -> Result<(RingTx, RingRx), SwitchError> {
+        let (workers, ports) = (self.config.lcores.len(), self.ports.len());
+        let part = self.pool.chunks() / (RING_SHARE * workers * workers * ports);
+        // Rounded down: rings are of powers of two.
+        let packets = 1 << part.clamp(BURST, RING).ilog2();
+        let (pool, stats, wakes) = (self.pool, &self.page, self.config.idle == Idle::Sleep);
+        Ok(ring(RingSetup { packets, pool, waits: false, wakes, stats, name, index })?)
+    }
+}
+
+/// What one worker sends to a port by.
+struct Sender {
+    tx: Box<dyn TxQueue>,
+    /// What that takes.
+    takes: Arc<Takes>,
+    rings: Rings,
 }

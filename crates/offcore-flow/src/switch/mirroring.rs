@@ -8,6 +8,7 @@ use super::{Assembly, Route, SwitchConfig, SwitchError};
 use crate::engines::dma_map::Half;
 use crate::mirror::{Mirror, MirrorOut, MirrorRx, MirrorTx};
 use crate::ring::{RingRx, RingSetup, RingTx, ring};
+use crate::worker::idle::Idle;
 
 /// Packets that a queue's ring to a mirror has room for.
 const RING: usize = 2048;
@@ -118,6 +119,7 @@ impl Assembly<'_> {
             packets: RING,
             pool: self.pool,
             waits: false,
+            wakes: self.config.idle == Idle::Sleep,
             stats: &self.page,
             name: &name,
             index: rings.len() as u16,

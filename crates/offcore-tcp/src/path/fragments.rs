@@ -103,16 +103,23 @@ impl Unfinished {
 }
 
 /// Parts of packets, until all of a packet are there.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Fragments {
     /// The oldest first.
     unfinished: VecDeque<Unfinished>,
     buffers: usize,
+    /// Buffers that they may be, at most.
+    most: usize,
     /// Parts that were not put together.
     pub(super) dropped: u64,
 }
 
 impl Fragments {
+    /// Of a worker that has so many of the pool's buffers.
+    pub(super) fn new(pool: usize) -> Self {
+        Self { unfinished: VecDeque::new(), buffers: 0, most: pool.div_ceil(SHARE), dropped: 0 }
+    }
+
     /// Takes a part. The whole packet, when it was the last that was missing.
     pub(super) fn add(&mut self, now: u64, mut packet: Packet, cache: &mut PoolCache) -> Option<Packet> {
         let pool = cache.pool();
@@ -168,7 +175,7 @@ impl Fragments {
     /// Gives up the oldest packets until there is room for a part in so many buffers: those of its own sender when he has
     /// his share.
     fn make_room(&mut self, whole: &Whole, buffers: usize, cache: &mut PoolCache) {
-        let most = cache.pool().chunks().div_ceil(SHARE);
+        let most = self.most;
         loop {
             let new = usize::from(!self.unfinished.iter().any(|unfinished| unfinished.whole == *whole));
             let own = || self.unfinished.iter().filter(|unfinished| unfinished.whole.src == whole.src);

@@ -12,6 +12,7 @@ use super::packet::{Cause, Out};
 use super::receive::Receiver;
 use super::send::Sender;
 use super::stack::Stack;
+use super::steering::{Owner, Share};
 use super::tcb::{Asking, State, Tcb};
 
 /// Why a call was refused.
@@ -74,7 +75,18 @@ impl Stack {
         }
     }
 
-    /// Asks for a connection. [`Event::Connected`](super::packet::Event::Connected) or
+    /// Whose a received packet of `len` bytes is that begins with `head`, of all workers whose stacks are this host.
+    #[inline]
+    pub fn owner(&self, head: &[u8], len: usize) -> Owner {
+        self.steering.owner(head, len)
+    }
+
+    /// Which of the workers this stack's is.
+    pub fn share(&self) -> Share {
+        self.steering.share
+    }
+
+    /// Asks for a connection, by a port whose answers are this worker's. [`Event::Connected`](super::packet::Event::Connected) or
     /// [`Closed`](super::packet::Event::Closed) says what has become of it.
     ///
     /// # Errors
@@ -86,9 +98,12 @@ impl Stack {
             return Err(if may_have_one { CallError::Tentative } else { CallError::NoRoute });
         };
         let to = FlowKey::new(SocketAddr::new(way.source, 0), to).ok_or(CallError::NoRoute)?;
-        let Self { ports, flows, conns, halves, time_wait, .. } = self;
+        let Self { ports, flows, conns, halves, time_wait, steering, .. } = self;
         let taken = |port| {
             let key = to.with_ports(port, to.remote_port());
+            if !steering.is_ours(&key) {
+                return true;
+            }
             match flows.find(&key, |entry| key_of(conns, halves, time_wait, entry)) {
                 Some(Entry::TimeWait(index)) => time_wait.reuse(index, now).is_none(),
                 other => other.is_some(),

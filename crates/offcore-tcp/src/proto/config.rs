@@ -7,12 +7,14 @@ use offcore_session::layout::{CAPACITY, LARGE};
 
 use super::ports::EPHEMERAL;
 use super::recovery::Algorithm;
+use super::steering::Share;
 
 /// What a stack may use, and what it wants.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Nobody else may know it: it keeps peers from guessing sequence numbers and from choosing hash collisions.
     pub secret: [u8; 16],
+    pub share: Share,
     pub connections: u32,
     pub neighbours: usize,
     /// Bytes of FIFOs, of all connections together.
@@ -36,6 +38,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             secret: [0; 16],
+            share: Share::default(),
             connections: 1 << 20,
             neighbours: 1 << 14,
             memory: 256 << 20,

@@ -1,15 +1,14 @@
 //! ICMP: echoes are answered; errors say something about connections (RFC 5927 for whom to believe; RFC 1191 and 8201
 //! for the path's MTU).
 
-use std::net::{IpAddr, SocketAddr};
+use offcore_wire::{Icmpv4, Icmpv6, ethernet, icmpv4, icmpv6};
 
-use offcore_wire::{Icmpv4, Icmpv6, IpProtocol, Ipv4Packet, Ipv6Packet, ethernet, icmpv4, icmpv6};
-
-use super::addr::{ConnId, FlowKey};
+use super::addr::ConnId;
 use super::flows::Entry;
 use super::ip::IpHeaders;
 use super::output::payload_of;
 use super::packet::{Cause, DropReason, Out, RxSeg, Verdict};
+use super::quoted::Quoted;
 use super::segment::position;
 use super::stack::Stack;
 use super::tcb::State;
@@ -25,31 +24,6 @@ const PLATEAUS: [u16; 8] = [32_000, 17_914, 8166, 4352, 2002, 1492, 1006, 508];
 /// The MTU to try when a packet of `len` bytes was too long.
 fn plateau(len: u16) -> u16 {
     PLATEAUS.into_iter().find(|mtu| *mtu < len).unwrap_or(LEAST_V4)
-}
-
-/// A packet of ours that an error is about.
-struct Quoted {
-    key: FlowKey,
-    seq: u32,
-}
-
-impl Quoted {
-    fn v4(bytes: &[u8]) -> Option<Self> {
-        let ip = Ipv4Packet::head_of(bytes, u16::MAX.into()).ok()?;
-        Self::tcp(ip.src().into(), ip.dst().into(), ip.protocol(), ip.payload())
-    }
-
-    fn v6(bytes: &[u8]) -> Option<Self> {
-        let ip = Ipv6Packet::head_of(bytes, 40 + usize::from(u16::MAX)).ok()?;
-        Self::tcp(ip.src().into(), ip.dst().into(), ip.next_header(), ip.payload())
-    }
-
-    fn tcp(src: IpAddr, dst: IpAddr, protocol: IpProtocol, bytes: &[u8]) -> Option<Self> {
-        let &[a, b, c, d, e, f, g, h] = bytes.first_chunk::<8>().filter(|_| protocol == IpProtocol::TCP)?;
-        let (from, to) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
-        let key = FlowKey::new(SocketAddr::new(src, from), SocketAddr::new(dst, to))?;
-        Some(Self { key, seq: u32::from_be_bytes([e, f, g, h]) })
-    }
 }
 
 impl Stack {

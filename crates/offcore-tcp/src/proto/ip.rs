@@ -1,6 +1,6 @@
 //! The headers in front of TCP, UDP and ICMP, read and written.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use offcore_wire::checksum::update;
 use offcore_wire::{
@@ -8,6 +8,7 @@ use offcore_wire::{
     ethernet, ipv4, ipv6, tcp, udp,
 };
 
+use super::addr::FlowKey;
 use super::packet::{DropReason, HEAD};
 
 /// Bytes in front of the IP header.
@@ -128,6 +129,12 @@ impl IpHeaders {
         end: 0,
         fragment: false,
     };
+
+    /// The flow between these ports, as its receiver sees it; none of an IPv6 packet with a mapped address.
+    #[inline]
+    pub(crate) fn flow(&self, local: u16, remote: u16) -> Option<FlowKey> {
+        FlowKey::new(SocketAddr::new(self.dst, local), SocketAddr::new(self.src, remote))
+    }
 
     /// Bytes of transport header and payload.
     #[inline]

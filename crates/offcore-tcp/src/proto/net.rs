@@ -9,6 +9,7 @@ use super::iface::{Iface, IfaceConfig, Standing, Way, may_have_way, way};
 use super::ip::{Envelope, IpHeaders};
 use super::neighbour::{Ask, Neighbours, Said, Who};
 use super::packet::{Control, DropReason, Event, HEAD, Out, Verdict};
+use super::steering::Share;
 use super::tcb::{Link, Tcb};
 
 /// How long an answer to a duplicate address is waited for (RFC 4862: RetransTimer).
@@ -25,19 +26,21 @@ const BROADCAST: MacAddr = MacAddr([0xff; 6]);
 pub(crate) struct Net {
     pub ifaces: Vec<Iface>,
     pub neighbours: Neighbours,
-    /// Identification of the next IPv4 packet.
+    /// Identification of the last IPv4 packet: workers take turns.
     ident: u16,
+    share: Share,
     defended: Option<u64>,
     /// Messages from somebody who has an address of ours.
     pub conflicts: u64,
 }
 
 impl Net {
-    pub(crate) fn new(neighbours: usize) -> Self {
+    pub(crate) fn new(neighbours: usize, share: Share) -> Self {
         Self {
             ifaces: Vec::new(),
             neighbours: Neighbours::new(neighbours),
-            ident: 0,
+            ident: share.worker as u16,
+            share,
             defended: None,
             conflicts: 0,
         }
@@ -52,11 +55,16 @@ impl Net {
             match own.prefix.address {
                 IpAddr::V4(address) => {
                     own.standing = Standing::Preferred;
-                    out.controls.push(announcement(number, config.mac, address));
+                    if self.speaks() {
+                        out.controls.push(announcement(number, config.mac, address));
+                    }
                 }
                 IpAddr::V6(address) => {
                     own.standing = Standing::Tentative { until: now + DETECTION };
-                    out.controls.push(solicitation(number, config.mac, Ipv6Addr::UNSPECIFIED, address, None));
+                    if self.speaks() {
+                        let none = Ipv6Addr::UNSPECIFIED;
+                        out.controls.push(solicitation(number, config.mac, none, address, None));
+                    }
                 }
             }
         }
@@ -103,8 +111,13 @@ impl Net {
     }
 
     pub(crate) fn next_ident(&mut self) -> u16 {
-        self.ident = self.ident.wrapping_add(1);
+        self.ident = self.ident.wrapping_add(self.share.of as u16);
         self.ident
+    }
+
+    /// Whether this stack announces and defends addresses and answers who asks for them, for all workers.
+    fn speaks(&self) -> bool {
+        self.share.worker == 0
     }
 
     /// The station of a neighbour; it is asked for when it is not known.
@@ -164,6 +177,9 @@ impl Net {
             return Verdict::Consumed;
         }
         if iface.owns(message.sender_ip.into()) {
+            if !self.speaks() {
+                return Verdict::Consumed;
+            }
             self.conflicts += 1;
             if self.defended.is_none_or(|last| now - last >= DEFEND) {
                 self.defended = Some(now);
@@ -177,7 +193,7 @@ impl Net {
             let said = Said { answer, replaces: true, wanted };
             self.learned(now, (number, message.sender_ip.into()), message.sender_mac, said, out);
         }
-        if wanted && message.operation == ArpOperation::Request {
+        if wanted && self.speaks() && message.operation == ArpOperation::Request {
             let answer = Arp {
                 operation: ArpOperation::Reply,
                 sender_mac: mac,
@@ -207,6 +223,7 @@ impl Net {
         if ip.hops != 255 {
             return Verdict::Drop(DropReason::Malformed);
         }
+        let speaks = self.speaks();
         let iface = &mut self.ifaces[usize::from(number)];
         let target = IpAddr::from(question.target);
         let Some(own) = iface.addresses.iter_mut().find(|own| own.prefix.address == target) else {
@@ -215,7 +232,7 @@ impl Net {
         if matches!(own.standing, Standing::Tentative { .. }) {
             if src.is_unspecified() && ip.src_mac != iface.mac {
                 own.standing = Standing::Duplicated;
-                self.conflicts += 1;
+                self.conflicts += u64::from(speaks);
                 out.events.push(Event::AddressConflict { iface: number, address: target });
             }
             return Verdict::Consumed;
@@ -227,6 +244,9 @@ impl Net {
         if let Some(station) = question.source_link.filter(|_| !src.is_unspecified()) {
             let said = Said { answer: false, replaces: true, wanted: true };
             self.learned(now, (number, ip.src), station, said, out);
+        }
+        if !speaks {
+            return Verdict::Consumed;
         }
         let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
         let (to, station) = match src.is_unspecified() {
@@ -258,11 +278,12 @@ impl Net {
         if ip.hops != 255 {
             return Verdict::Drop(DropReason::Malformed);
         }
+        let speaks = self.speaks();
         let iface = &mut self.ifaces[usize::from(number)];
         let target = IpAddr::from(answer.target);
         if let Some(own) = iface.addresses.iter_mut().find(|own| own.prefix.address == target) {
             if ip.src_mac != iface.mac {
-                self.conflicts += 1;
+                self.conflicts += u64::from(speaks);
                 if matches!(own.standing, Standing::Tentative { .. }) {
                     own.standing = Standing::Duplicated;
                     out.events.push(Event::AddressConflict { iface: number, address: target });

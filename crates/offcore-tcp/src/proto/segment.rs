@@ -1,6 +1,5 @@
 //! A received TCP segment, read from its head.
 
-use std::net::SocketAddr;
 use std::ops::Range;
 
 use offcore_wire::{TcpFlags, TcpOptions, TcpSegment};
@@ -66,7 +65,7 @@ impl Segment {
     /// The flow that it is of, as we see it. An IPv6 packet from a mapped address is of none (RFC 4038, 4.2).
     #[inline]
     pub(crate) fn flow(&self, ip: &IpHeaders) -> Option<FlowKey> {
-        FlowKey::new(SocketAddr::new(ip.dst, self.dst_port), SocketAddr::new(ip.src, self.src_port))
+        ip.flow(self.dst_port, self.src_port)
     }
 
     pub(crate) fn has(&self, flag: TcpFlags) -> bool {

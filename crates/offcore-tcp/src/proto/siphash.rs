@@ -18,6 +18,13 @@ impl FlowHash {
         Self(SipHasher13::new_with_key(secret))
     }
 
+    /// The hash that spreads flows over workers. It says nothing about the other one, so each worker's table is filled
+    /// evenly.
+    pub(super) fn of_workers(secret: &[u8; 16]) -> Self {
+        let [low, high] = derived(secret, Purpose::Worker);
+        Self(SipHasher13::new_with_keys(low, high))
+    }
+
     /// The hash of a flow.
     #[inline]
     pub(super) fn hash(&self, flow: &FlowKey) -> u64 {
@@ -52,9 +59,8 @@ pub(super) struct FlowMac(SipHasher24);
 impl FlowMac {
     /// The function of this secret for one purpose. Functions for two purposes say nothing about each other.
     pub(super) fn new(secret: &[u8; 16], purpose: Purpose) -> Self {
-        let root = SipHasher24::new_with_key(secret);
-        let half = |number| root.hash(&[purpose as u8, number]);
-        Self(SipHasher24::new_with_keys(half(0), half(1)))
+        let [low, high] = derived(secret, purpose);
+        Self(SipHasher24::new_with_keys(low, high))
     }
 
     /// The value for a flow and a number that depends on the purpose.
@@ -73,7 +79,13 @@ impl fmt::Debug for FlowMac {
     }
 }
 
-/// What a [`FlowMac`] is for.
+/// The key of a function for one purpose, in two halves.
+fn derived(secret: &[u8; 16], purpose: Purpose) -> [u64; 2] {
+    let root = SipHasher24::new_with_key(secret);
+    [0, 1].map(|half| root.hash(&[purpose as u8, half]))
+}
+
+/// What a function is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Purpose {
@@ -87,6 +99,8 @@ pub(super) enum Purpose {
     Cookie,
     /// Names of packets that are fragmented (RFC 7739).
     Fragment,
+    /// Which worker has a flow.
+    Worker,
 }
 
 #[cfg(test)]

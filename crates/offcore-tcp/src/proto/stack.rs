@@ -30,6 +30,7 @@ use super::receive::AckNeed;
 use super::segment::Segment;
 use super::send::Due;
 use super::sockets::Sockets;
+use super::steering::Steering;
 use super::tcb::State;
 use super::timewait::{MAX_ENTRIES, TimeWait};
 use super::wheel::Wheel;
@@ -54,6 +55,7 @@ pub struct Stack {
     pub(super) ports: Ports,
     pub(super) cookies: Cookies,
     pub(super) net: Net,
+    pub(super) steering: Steering,
     pub(super) arena: Arena,
     pub(super) conns: Conns,
     pub(super) flows: Flows,
@@ -89,7 +91,8 @@ impl Stack {
             origins: Origins::new(&config.secret),
             ports: Ports::new(&config.secret, config.ports.clone()),
             cookies: Cookies::new(&config.secret),
-            net: Net::new(config.neighbours),
+            net: Net::new(config.neighbours, config.share),
+            steering: Steering::new(&config.secret, config.share),
             arena: Arena::new(config.memory)?,
             conns: Conns::new(config.connections.min(SOCKETS - 1)),
             flows: Flows::new(&config.secret, config.connections.min(1 << 16) as usize),

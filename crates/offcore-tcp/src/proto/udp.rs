@@ -16,6 +16,7 @@ use super::packet::{
 };
 use super::sockets::{Outgoing, Socket};
 use super::stack::Stack;
+use super::steering::Share;
 
 /// Sockets, at most.
 const MOST: usize = 1 << 16;
@@ -391,7 +392,8 @@ impl Stack {
 
     /// A name for a packet that is fragmented, which others cannot guess (RFC 7739).
     pub(crate) fn fragment_ident(&mut self) -> u32 {
-        self.origins.ident(self.udp.next_fragmented())
+        let Share { worker, of } = self.steering.share;
+        self.origins.ident(self.udp.next_fragmented() * u64::from(of) + u64::from(worker))
     }
 
     /// Says that nobody takes datagrams to a port (RFC 1122, 4.1.3.1; RFC 4443, 3.1).

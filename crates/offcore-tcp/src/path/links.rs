@@ -1,0 +1,169 @@
+//! What is to be sent, by interface, and datagrams that wait for their next hop's station.
+
+use std::collections::VecDeque;
+
+use offcore_mem::{Packet, PoolCache};
+use offcore_wire::ethernet;
+
+use super::{buffers, fragments};
+use crate::proto::{Out, Stack, destination};
+
+/// Datagrams that wait for their next hop's station, at most, and what part of the pool they may hold.
+const WAITING: usize = 64;
+const WAITING_SHARE: usize = 16;
+/// How long they wait, in microseconds: as long as it is asked for. Time between two looks.
+const LONGEST_WAIT: u64 = 3_000_000;
+const LOOK_AGAIN: u64 = 100_000;
+/// Packets that wait to be sent by an interface, at most: what comes then is dropped, as a queue of an interface does.
+const QUEUE: usize = 1024;
+
+/// What one interface's port is, and what is to be sent by it.
+#[derive(Debug, Default)]
+pub(super) struct Link {
+    /// The port completes checksums.
+    pub(super) checksums: bool,
+    /// Bytes of payload, at most, that it cuts into segments; 0 when it does not.
+    pub(super) longest: usize,
+    pub(super) queue: VecDeque<Packet>,
+}
+
+/// A datagram whose next hop's station is not known yet.
+#[derive(Debug)]
+struct Waiting {
+    iface: u8,
+    packet: Packet,
+    since: u64,
+}
+
+/// All interfaces' links.
+#[derive(Debug, Default)]
+pub(super) struct Links {
+    links: Vec<Link>,
+    /// The oldest first.
+    waiting: VecDeque<Waiting>,
+    /// Neighbours that had answered when it was last looked whether stations are known, and when that was.
+    looked: (u32, u64),
+    pub(super) stats: PathStats,
+    /// Buffers of the pool that are this worker's part of it.
+    part: usize,
+}
+
+impl Links {
+    /// Of a worker whose part of the pool is so many buffers.
+    pub(super) fn new(part: usize) -> Self {
+        Self { part, ..Self::default() }
+    }
+
+    /// Bytes of payload of the longest packets.
+    pub(super) fn longest(&self) -> usize {
+        self.links.iter().map(|link| link.longest).max().unwrap_or(0)
+    }
+
+    /// Whether datagrams wait.
+    #[inline]
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    #[inline]
+    pub(super) fn get(&mut self, iface: u8) -> &mut Link {
+        let index = usize::from(iface);
+        if index >= self.links.len() {
+            self.links.resize_with(index + 1, Link::default);
+        }
+        &mut self.links[index]
+    }
+
+    /// The packet waits until the port takes it.
+    #[inline]
+    pub(super) fn enqueue(&mut self, cache: &mut PoolCache, iface: u8, packet: Packet) {
+        let link = self.get(iface);
+        if link.queue.len() >= QUEUE {
+            self.stats.starved += 1;
+            cache.free(packet);
+        } else {
+            link.queue.push_back(packet);
+        }
+    }
+
+    /// Sends a datagram once its next hop's station is known.
+    pub(super) fn send_datagram(
+        &mut self,
+        now: u64,
+        stack: &mut Stack,
+        (iface, packet): (u8, Packet),
+        known: bool,
+        cache: &mut PoolCache,
+    ) {
+        if known {
+            return self.send_whole(stack, iface, packet, cache);
+        }
+        let pool = cache.pool();
+        let most = self.part.div_ceil(WAITING_SHARE);
+        let held = |waiting: &VecDeque<Waiting>| -> usize {
+            waiting.iter().map(|waiting| buffers(&waiting.packet, pool)).sum::<usize>()
+                + buffers(&packet, pool)
+        };
+        while (self.waiting.len() >= WAITING || held(&self.waiting) > most)
+            && let Some(oldest) = self.waiting.pop_front()
+        {
+            self.stats.starved += 1;
+            cache.free(oldest.packet);
+        }
+        self.waiting.push_back(Waiting { iface, packet, since: now });
+    }
+
+    /// Looks whether stations are known by now: when a neighbour has answered, and now and then.
+    #[cold]
+    pub(super) fn look_for_stations(
+        &mut self,
+        now: u64,
+        stack: &mut Stack,
+        out: &mut Out,
+        cache: &mut PoolCache,
+    ) {
+        let answered = stack.answered();
+        if self.looked.0 == answered && now < self.looked.1 + LOOK_AGAIN {
+            return;
+        }
+        self.looked = (answered, now);
+        for _ in 0..self.waiting.len() {
+            let Some(Waiting { iface, mut packet, since }) = self.waiting.pop_front() else { return };
+            let station = destination(packet.bytes()).and_then(|to| stack.station(now, to, out));
+            match station {
+                Some(station) => {
+                    packet.bytes_mut()[..station.0.len()].copy_from_slice(&station.0);
+                    self.send_whole(stack, iface, packet, cache);
+                }
+                None if now.saturating_sub(since) > LONGEST_WAIT => {
+                    self.stats.starved += 1;
+                    cache.free(packet);
+                }
+                None => self.waiting.push_back(Waiting { iface, packet, since }),
+            }
+        }
+    }
+
+    /// Sends a packet that may be too long for the link.
+    #[inline(never)]
+    pub(super) fn send_whole(&mut self, stack: &mut Stack, iface: u8, packet: Packet, cache: &mut PoolCache) {
+        let mtu = usize::from(stack.mtu(iface));
+        if cache.pool().total_len(&packet) <= mtu + ethernet::HEADER_LEN {
+            return self.enqueue(cache, iface, packet);
+        }
+        let ident = stack.fragment_ident();
+        if !fragments::cut(&packet, mtu, ident, cache, |cache, part| self.enqueue(cache, iface, part)) {
+            self.stats.starved += 1;
+        }
+        cache.free(packet);
+    }
+}
+
+/// Counters of the path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathStats {
+    /// Packets that were not made, or not sent, for want of buffers or of room in an interface's queue.
+    pub starved: u64,
+    /// Parts of packets that were not put together: they overlapped, were too many, or not all came in time.
+    pub fragments_dropped: u64,
+}
