@@ -9,6 +9,7 @@ mod conns;
 mod cookie;
 mod counts;
 mod demux;
+mod ending;
 mod flows;
 pub(crate) mod fragment;
 mod handshake;

@@ -58,6 +58,7 @@ impl Stack {
         tcb.touched = conn.tcb.touched;
         tcb.orphan = conn.tcb.orphan;
         tcb.sender.no_delay = conn.tcb.sender.no_delay;
+        (tcb.keeping, tcb.heard) = (conn.tcb.keeping.take(), now);
         match asked {
             Some(asked) if asked.tries == 1 => tcb.sender.recovery.first_rtt(now, now - asked.since),
             _ => tcb.sender.recovery.handshake_lost(),

@@ -267,37 +267,6 @@ impl Stack {
         });
     }
 
-    /// The application's end of a connection learns that it is over; nothing more is sent or received.
-    pub(super) fn over(&mut self, id: ConnId, cause: Cause, out: &mut Out) {
-        let Some(conn) = self.conns.get_mut(id) else { return };
-        if conn.tcb.state == State::Closed {
-            return;
-        }
-        conn.tcb.state = State::Closed;
-        conn.tcb.asking = None;
-        conn.tcb.give_up = None;
-        let key = conn.tcb.key;
-        self.counts.ended(cause);
-        if !conn.tcb.orphan && conn.listener.is_none() {
-            out.events.push(Event::Closed(id, cause));
-        }
-        // Nobody is going to accept it; the listener forgets it when it comes to it.
-        conn.tcb.orphan |= conn.listener.is_some();
-        self.flows.leave(&key, Entry::Conn(id.index));
-        self.wheel.cancel(id.index);
-        self.free_when_done(id);
-    }
-
-    /// Frees a connection that nobody refers to.
-    pub(super) fn free_when_done(&mut self, id: ConnId) {
-        if self.conns.get(id).is_some_and(Conn::is_free)
-            && let Some(mut conn) = self.conns.remove(id)
-        {
-            self.counts.recovered(conn.tcb.sender.recovery.take_untold());
-            conn.dissolve(&mut self.arena);
-        }
-    }
-
     /// Marks a connection as one that may have something to send, and looks at it when the call is done.
     pub(super) fn touch(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id)
@@ -453,8 +422,8 @@ impl Stack {
             }
         }
         this.settle(conn, out);
-        if this.is_free() {
-            self.free_when_done(conn);
+        if this.tcb.state == State::Closed {
+            self.last_placed(conn, out);
         }
     }
 

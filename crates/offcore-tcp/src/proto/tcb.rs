@@ -9,6 +9,7 @@ use super::iface::Way;
 use super::ip::Envelope;
 use super::keepalive::Keeping;
 use super::output::Fields;
+use super::packet::Cause;
 use super::receive::{AckNeed, Receiver};
 use super::send::Sender;
 
@@ -101,6 +102,8 @@ pub(crate) struct Tcb {
     pub orphan: bool,
     /// The application has been told that the stream has ended.
     pub told_end: bool,
+    /// Why it is over, when the application has not been told: bytes that came before are still being copied.
+    pub untold: Option<Cause>,
     /// In the list of connections whose acknowledgements and timers are looked at when the vector is done.
     pub touched: bool,
     /// In the list of connections that may have something to send.
@@ -127,6 +130,7 @@ impl Tcb {
             challenged: None,
             orphan: false,
             told_end: false,
+            untold: None,
             touched: false,
             ready: false,
         }

@@ -199,13 +199,25 @@ fn buffers_grow_with_the_way() {
 // RFC 9293, 3.8.4: a silent peer is asked, and only one that does not answer is given up.
 #[test]
 fn keep_alive_tells_silent_from_gone() {
+    for is_open in [true, false] {
+        keep_alive(is_open);
+    }
+}
+
+/// Keep-alive is asked for when the connection is open, or while it is being asked for.
+fn keep_alive(is_open: bool) {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 16);
     let here = world.hosts[0].connect(1, "10.0.0.2:7");
-    world.run(SECOND);
+    if is_open {
+        world.run(SECOND);
+    }
     let wanted = KeepAlive { idle: 10 * SECOND, interval: SECOND, probes: 3 };
     let now = world.now;
     world.hosts[0].stack.set_keepalive(now, here, Some(wanted), &mut Out::default()).unwrap();
+    if !is_open {
+        world.run(SECOND);
+    }
     world.trace.clear();
     world.run(95 * SECOND);
     let segments = |host| world.trace.iter().filter(|(_, by, frame)| *by == host && frame[23] == 6).count();
@@ -266,6 +278,27 @@ fn close_with_unread_data_resets() {
     world.hosts[1].release(now, there);
     world.run(SECOND);
     assert_eq!(world.hosts[0].sessions[&here].closed, Some(Cause::Reset));
+}
+
+#[test]
+fn the_end_is_told_after_what_came_before() {
+    // What closes a connection on its event must not lose what is still being copied to it.
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1].listen(7, 16);
+    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    world.run(SECOND);
+    let (there, now, bytes) = (world.hosts[1].accepted[0], world.now, content(6, 10_000));
+    world.hosts[0].close_after(now, here);
+    world.run(SECOND);
+    world.hosts[0].latency = 200;
+    let now = world.now;
+    world.hosts[1].send(now, there, &bytes);
+    world.hosts[1].close_after(now, there);
+    let ends = |hosts: &mut [crate::host::Host; 2]| hosts[0].sessions[&here].closed.is_some();
+    assert!(world.run_until(600 * SECOND, ends));
+    let session = &world.hosts[0].sessions[&here];
+    assert_eq!((session.closed, session.end_of_stream), (Some(Cause::Finished), true));
+    assert!(session.received == bytes, "{} bytes", session.received.len());
 }
 
 #[test]
