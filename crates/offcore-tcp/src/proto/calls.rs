@@ -206,7 +206,13 @@ impl Stack {
     /// The application waits for room to write; [`Event::Writable`](super::packet::Event::Writable) says when there is.
     pub fn want_room(&mut self, conn: ConnId) {
         match self.conns.get_mut(conn) {
-            Some(this) => this.wants_room = true,
+            Some(this) => {
+                this.wants_room = true;
+                // No acknowledgement may be to come that would look again.
+                if this.is_short() {
+                    self.shortage.wait(conn, this);
+                }
+            }
             None => self.datagrams_want_room(conn),
         }
     }

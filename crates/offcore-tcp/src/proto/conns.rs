@@ -26,6 +26,8 @@ pub(super) struct Conn {
     pub planned: u32,
     /// The application waits for room.
     pub wants_room: bool,
+    /// It waits for memory, see [`Shortage`](super::shortage::Shortage).
+    pub waits: bool,
     /// The listener that it belongs to, until it is accepted.
     pub listener: Option<u32>,
 }
@@ -36,7 +38,17 @@ impl Conn {
         let slot = arena.take_slot()?;
         let (rx, tx) = (Fifo::new(slot), Fifo::new(slot));
         let ahead = FIRST_GRANT;
-        Some(Box::new(Self { tcb, slot, rx, tx, ahead, planned: 0, wants_room: false, listener: None }))
+        Some(Box::new(Self {
+            tcb,
+            slot,
+            rx,
+            tx,
+            ahead,
+            planned: 0,
+            wants_room: false,
+            waits: false,
+            listener: None,
+        }))
     }
 
     /// Gives its memory back.
@@ -62,6 +74,18 @@ impl Conn {
         if upto > self.tx.end() {
             self.tx.grant(arena, upto);
         }
+    }
+
+    /// Whether it lacks memory that its application is to have.
+    pub(super) fn is_short(&self) -> bool {
+        self.tx.end() < self.tx.released() + self.ahead
+    }
+
+    /// The same as [`grant`](Self::grant), or a little where there is not enough for all; whether there is room now.
+    pub(super) fn grant_some(&mut self, arena: &mut Arena, config: &Config) -> bool {
+        self.grant(arena, config);
+        let (edge, end) = (self.tx.edge(), self.tx.end());
+        end > edge || self.tx.grant(arena, edge + FIRST_GRANT)
     }
 
     /// Gives back what a quiet connection does not need.

@@ -264,8 +264,11 @@ impl Input<'_> {
         let all = start..start + u64::from(segment.payload_len);
         let (arena, fifo) = (&mut *self.arena, &mut conn.rx);
         let fin = segment.has(TcpFlags::FIN);
+        let next = tcb.receiver.next();
         let text = tcb.receiver.text(self.now, all, fin, |range| {
-            fifo.cover(arena, range.start, (range.end - range.start) as usize)
+            let (start, len) = (range.start, (range.end - range.start) as usize);
+            // What the application can read next is always taken: it is what gives memory back.
+            fifo.cover(arena, start, len) || start == next && fifo.cover_reserved(arena, start, len)
         })?;
         let outcome = if tcb.receiver.end().is_some() { Self::fin_received(tcb) } else { Outcome::Open };
         // Who enters TIME-WAIT acknowledges the FIN there.

@@ -29,6 +29,8 @@ use super::ports::Ports;
 use super::receive::AckNeed;
 use super::segment::Segment;
 use super::send::Due;
+use super::shortage;
+use super::shortage::Shortage;
 use super::sockets::Sockets;
 use super::steering::Steering;
 use super::tcb::State;
@@ -66,6 +68,7 @@ pub struct Stack {
     pub(super) udp: Sockets,
     pub(super) wheel: Wheel,
     pub(super) half_wheel: Wheel,
+    pub(super) shortage: Shortage,
     /// Connections whose acknowledgements and timers are looked at when the call is done.
     touched: Vec<u32>,
     /// Connections that may have something to send.
@@ -93,7 +96,7 @@ impl Stack {
             cookies: Cookies::new(&config.secret),
             net: Net::new(config.neighbours, config.share),
             steering: Steering::new(&config.secret, config.share),
-            arena: Arena::new(config.memory)?,
+            arena: shortage::arena(config.memory)?,
             conns: Conns::new(config.connections.min(SOCKETS - 1)),
             flows: Flows::new(&config.secret, config.connections.min(1 << 16) as usize),
             halves: Vec::new(),
@@ -103,6 +106,7 @@ impl Stack {
             udp: Sockets::default(),
             wheel: Wheel::new(0),
             half_wheel: Wheel::new(0),
+            shortage: Shortage::default(),
             touched: Vec::new(),
             ready: std::collections::VecDeque::new(),
             drops: Drops::default(),
@@ -466,6 +470,9 @@ impl Stack {
             self.half_timer(now, index, out);
         }
         self.grow();
+        if !self.shortage.is_empty() {
+            self.feed(out);
+        }
         let flows = &mut self.flows;
         self.time_wait.expire(now, EXPIRIES, |index, key| flows.leave(key, Entry::TimeWait(index)));
         self.flows.round();
@@ -491,6 +498,7 @@ impl Stack {
             self.half_wheel.next_deadline(),
             self.time_wait.next_deadline(now),
             self.net.deadline(),
+            self.shortage.deadline(now),
         ];
         deadlines.into_iter().flatten().min()
     }

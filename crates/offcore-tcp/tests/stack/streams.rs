@@ -301,6 +301,31 @@ fn the_end_is_told_after_what_came_before() {
     assert!(session.received == bytes, "{} bytes", session.received.len());
 }
 
+// Others hold all the memory. Who waits for some has nothing under way, so that no acknowledgement says when there is any.
+#[test]
+fn who_waits_for_memory_gets_it() {
+    let mut world = World::new(1, 1500, Config { memory: 1 << 20, ..Config::default() });
+    world.hosts[1].listen(7, 64);
+    world.run(2 * SECOND);
+    let now = world.now;
+    let others = [(); 30].map(|()| world.hosts[0].connect(now, "10.0.0.2:7"));
+    let here = world.hosts[0].connect(now, "[2001:db8::2]:7");
+    world.run(SECOND);
+    // The others' bytes do not arrive: they hold all the memory.
+    world.swallows = |frame| frame[12..14] == [8, 0];
+    for conn in others {
+        let now = world.now;
+        world.hosts[0].send(now, conn, &content(7, 1 << 20));
+    }
+    world.run(SECOND);
+    let (now, bytes) = (world.now, content(8, 100_000));
+    world.hosts[0].send(now, here, &bytes);
+    let all = |hosts: &mut [crate::host::Host; 2]| {
+        hosts[1].sessions.values().any(|session| session.received.len() == bytes.len())
+    };
+    assert!(world.run_until(60 * SECOND, all));
+}
+
 #[test]
 fn nothing_is_left_behind() {
     let mut world = World::new(1, 1500, Config::default());

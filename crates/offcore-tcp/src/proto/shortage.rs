@@ -1,0 +1,60 @@
+//! When there is less memory for FIFOs than connections want.
+//!
+//! A few blocks are kept for what applications can read next, so that those who read give memory back whatever others hold.
+//! Who can write nothing for want of memory is looked after now and then: of a connection that has nothing under way no
+//! acknowledgement comes that would do it.
+
+use std::collections::VecDeque;
+
+use offcore_mem::mapping::MemoryError;
+use offcore_session::Arena;
+use offcore_session::layout::LARGE;
+
+use super::addr::ConnId;
+use super::conns::Conn;
+
+/// Blocks that are kept, at most, and what part of all.
+const RESERVE: usize = 64;
+const RESERVE_SHARE: usize = 8;
+/// Microseconds until they are looked after again.
+const AGAIN: u64 = 10_000;
+
+/// The memory of FIFOs.
+pub(super) fn arena(memory: usize) -> Result<Arena, MemoryError> {
+    let mut arena = Arena::new(memory)?;
+    arena.reserve(RESERVE.min(memory / LARGE / RESERVE_SHARE));
+    Ok(arena)
+}
+
+/// Connections whose applications wait for memory to write to, in order.
+#[derive(Debug, Default)]
+pub(super) struct Shortage {
+    waiting: VecDeque<ConnId>,
+}
+
+impl Shortage {
+    /// The application of `conn` waits.
+    #[cold]
+    pub(super) fn wait(&mut self, id: ConnId, conn: &mut Conn) {
+        if !std::mem::replace(&mut conn.waits, true) {
+            self.waiting.push_back(id);
+        }
+    }
+
+    /// Who waits longest, who then waits no more.
+    pub(super) fn next(&mut self) -> Option<ConnId> {
+        self.waiting.pop_front()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    pub(super) fn deadline(&self, now: u64) -> Option<u64> {
+        (!self.is_empty()).then_some(now + AGAIN)
+    }
+}
