@@ -351,22 +351,23 @@ impl Path {
         }
         self.out.controls = controls;
         let mut plans = mem::take(&mut self.out.plans);
-        for plan in plans.drain(..) {
-            match ctx.cache.take_chain(HEADROOM, plan.len as usize) {
-                Some(packet) => {
-                    self.filling += buffers(&packet, self.pool);
-                    // Headers are written when the copy is complete, into lines that somebody else had last.
-                    let data = packet.data().as_ptr();
-                    prefetch::write(data.wrapping_sub(prefetch::LINE));
-                    prefetch::write(data.wrapping_sub(2 * prefetch::LINE));
-                    self.to_fill.push_back(Sending { packet, plan });
-                }
-                None => {
-                    self.links.stats.starved += 1;
-                    self.stack.give_up(&plan, &mut self.out);
-                }
-            }
+        let mut made = 0;
+        for &plan in &plans {
+            let Some(packet) = ctx.cache.take_chain(HEADROOM, plan.len as usize) else { break };
+            self.filling += buffers(&packet, self.pool);
+            // Headers are written when the copy is complete, into lines that somebody else had last.
+            let data = packet.data().as_ptr();
+            prefetch::write(data.wrapping_sub(prefetch::LINE));
+            prefetch::write(data.wrapping_sub(2 * prefetch::LINE));
+            self.to_fill.push_back(Sending { packet, plan });
+            made += 1;
         }
+        // The last first: what is given up behind it leaves no hole, and is planned anew.
+        for plan in plans.drain(made..).rev() {
+            self.links.stats.starved += 1;
+            self.stack.give_up(&plan, &mut self.out);
+        }
+        plans.clear();
         self.out.plans = plans;
         self.submit_fills(ctx, now);
     }

@@ -400,7 +400,8 @@ impl Stack {
         Sealed::Send { iface, headers: headers as u8, transport: transport as u8, segment }
     }
 
-    /// A planned packet is not made: there is no buffer for it.
+    /// A planned packet is not made: there is no buffer for it. What was planned after it is given up before it, so that it is
+    /// planned anew: nobody knows of a hole but the peer.
     pub fn give_up(&mut self, plan: &Plan, out: &mut Out) {
         let Some(conn) = self.conns.get_mut(plan.conn) else { return self.give_up_datagram(plan, out) };
         conn.planned -= 1;

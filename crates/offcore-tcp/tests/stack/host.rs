@@ -63,7 +63,7 @@ pub(crate) struct Host {
     pub(crate) latency: usize,
     /// Copies that are made at once are made in any order.
     pub(crate) shuffled: bool,
-    /// Percent of planned packets that get no buffer.
+    /// Percent of planned packets that get no buffer; then those behind them get none, either.
     pub(crate) starved: u64,
     /// Data is reported without its copy, as by a stack that commits what it has only ordered.
     pub(crate) without_copies: bool,
@@ -288,12 +288,13 @@ impl Host {
         for control in self.out.controls.drain(..) {
             self.frames.push(control.bytes().to_vec());
         }
-        let plans = std::mem::take(&mut self.out.plans);
+        let mut plans = std::mem::take(&mut self.out.plans);
+        let made = plans.iter().take_while(|_| self.starved == 0 || self.chance.below(100) >= self.starved);
+        let made = made.count();
+        for plan in plans.drain(made..).rev() {
+            self.stack.give_up(&plan, &mut self.out);
+        }
         for plan in plans {
-            if self.starved > 0 && self.chance.below(100) < self.starved {
-                self.stack.give_up(&plan, &mut self.out);
-                continue;
-            }
             let mut bytes = Vec::with_capacity(plan.len as usize);
             for (address, len) in self.stack.plan_pieces(&plan) {
                 // SAFETY: the application has written these bytes, and they are not acknowledged.

@@ -327,6 +327,22 @@ fn who_waits_for_memory_gets_it() {
 }
 
 #[test]
+fn what_got_no_buffer_is_no_loss() {
+    // Neither a timeout nor a retransmission: it was never sent, and goes out when there are buffers.
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1].listen(7, 16);
+    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    world.run(SECOND);
+    world.hosts[0].starved = 30;
+    let (there, now, bytes) = (world.hosts[1].accepted[0], world.now, content(9, 1_000_000));
+    world.hosts[0].send(now, here, &bytes);
+    let all = |hosts: &mut [crate::host::Host; 2]| hosts[1].sessions[&there].received.len() == bytes.len();
+    assert!(world.run_until(600 * SECOND, all));
+    let stats = world.hosts[0].stack.info(here).unwrap().stats;
+    assert_eq!((stats.fast, stats.timeout, stats.timeouts), (0, 0, 0), "{stats:?}");
+}
+
+#[test]
 fn nothing_is_left_behind() {
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 64);
