@@ -1,4 +1,4 @@
-//! Frames of any content: headers and options of every protocol that the stack reads.
+//! Frames of any content, to a listener and a socket of datagrams: headers and options of every protocol that the stack reads.
 
 use arbitrary::{Arbitrary, Unstructured};
 use offcore_tcp::proto::{Config, HEAD};
@@ -98,6 +98,7 @@ pub(crate) fn play(bytes: &[u8]) -> Outcome {
     let mut host = Host::new(1, MTU, config);
     let before = host.stack.memory_used();
     host.listen(7, 4);
+    let socket = host.stack.open_datagrams(None, 7).unwrap();
     let mut now = 2 * SECOND;
     let mut outcome = Outcome::default();
     host.poll(now);
@@ -127,6 +128,7 @@ pub(crate) fn play(bytes: &[u8]) -> Outcome {
     for conn in std::mem::take(&mut host.accepted) {
         host.release(now, conn);
     }
+    host.release(now, socket);
     for _ in 0..2000 {
         now += 2 * SECOND;
         host.poll(now);
@@ -247,6 +249,7 @@ fn sum_up(frame: &mut [u8]) {
     let Some((protocol, at, end, pseudo)) = transport(frame) else { return };
     let (field, pseudo) = match protocol {
         IpProtocol::TCP => (at + 16, pseudo),
+        IpProtocol::UDP => (at + 6, pseudo),
         IpProtocol::ICMP => (at + 2, Sum::ZERO),
         IpProtocol::ICMPV6 => (at + 2, pseudo),
         _ => return,
