@@ -42,6 +42,9 @@ Examples:
     offcore tcp --port tap:tap0,addr=10.0.0.2/24,addr=fd00::2/64,gw=10.0.0.1 \\
       --app sink:5001 --dma 'rxq0@core:1;txq0@core:1' --mode offload
 
+  On two lcores, with a queue for each:
+    offcore tcp --port tap:tap0,queues=2,addr=10.0.0.2/24 --lcores 0,1
+
   The files of a directory by HTTP, at port 8080; the worker sleeps while
   nobody asks for any:
     offcore tcp --port tap:tap0,addr=10.0.0.2/24 --app http:/srv/www:8080 \\
@@ -50,10 +53,11 @@ Examples:
 A port is one of `offcore switch --help`, with addr=ADDRESS/LENGTH (once or
 more), gw=ADDRESS, mtu=BYTES (1500) and mac=ADDRESS. A TAP port's host has an
 Ethernet address of its own, since the interface's is the kernel's; any other
-one has the port's. Here rxqN and txqN of port 0 name the copies from packets
-to receive buffers and from send buffers to packets. Where a port takes no
-packets of several buffers, a segment's payload is in one: for more than 1792
-bytes --mbuf-size has to be larger.";
+one has the port's. Here rxqN and txqN name the copies of the Nth lcore, counted
+from 0: from packets to receive buffers and from send buffers to packets. Each
+flow is on one of the lcores. Where a port takes no packets of several buffers,
+a segment's payload is in one: for more than 1792 bytes --mbuf-size has to be
+larger.";
 
 /// What `offcore tcp` understands.
 #[derive(Args, Debug)]

@@ -21,7 +21,7 @@ fn expected(position: usize) -> u8 {
 }
 
 /// Takes what comes, compares it, and sends it back to who wants that.
-fn receive(mut stream: TcpStream, echoes: bool) {
+pub(super) fn receive(mut stream: TcpStream, echoes: bool) {
     let mut bytes = vec![0; 65536];
     let mut position = 0;
     while position < ENOUGH {

@@ -22,6 +22,7 @@ mod refused;
 mod settings;
 mod switch;
 mod tcp;
+mod tcp_lcores;
 mod tcp_reports;
 mod tcp_veth;
 mod testpmd;
