@@ -31,6 +31,7 @@ mod quoted;
 mod reassembly;
 mod receive;
 mod recovery;
+mod run;
 mod segment;
 mod send;
 mod shortage;

@@ -8,6 +8,7 @@ use super::conns::Conn;
 use super::net::Net;
 use super::output;
 use super::packet::{Cause, DropReason, Event, Out, Place, Verdict};
+use super::run::Again;
 use super::segment::{Segment, range};
 use super::send::{Report, Strange};
 use super::tcb::{State, Tcb};
@@ -92,7 +93,29 @@ impl Input<'_> {
             conn.tcb.receiver.ack_now();
             return Err(DropReason::OutOfWindow);
         }
-        self.text(conn, segment, start)
+        let payload = (segment.payload_at, segment.payload_len);
+        self.text(conn, payload, start, segment.has(TcpFlags::FIN))
+    }
+
+    /// Takes a segment that repeats what the last one said, when all that it says is what comes next: nothing is missing,
+    /// nothing of ours is under way, and the window is open. Nothing, when it is to be looked at in full.
+    #[inline]
+    pub(super) fn follow(&mut self, conn: &mut Conn, again: &Again) -> Option<Result<Verdict, DropReason>> {
+        let tcb = &mut conn.tcb;
+        let start = tcb.receiver.goes_on(again.seq)?;
+        let timed = tcb.agreed.timestamps.is_some();
+        if tcb.state != State::Established || tcb.orphan || timed != again.timestamps.is_some() {
+            return None;
+        }
+        let old = again.timestamps.is_some_and(|timestamps| tcb.receiver.is_old(self.now, timestamps));
+        if old || !tcb.sender.hears_again(again.ack, start) {
+            return None;
+        }
+        if let Some(timestamps) = again.timestamps {
+            tcb.receiver.take_timestamp(self.now, Some(start), timestamps);
+        }
+        let taken = self.text(conn, again.payload, start, false);
+        Some(taken.map(|(verdict, _)| verdict))
     }
 
     /// Whether a segment is the answer to our SYN where both have asked at once (RFC 9293, 3.5, figure 7). Its own SYN has
@@ -242,13 +265,14 @@ impl Input<'_> {
         }
     }
 
-    /// The segment's text and FIN (seventh and eighth check).
+    /// The segment's text and FIN (seventh and eighth check). `payload` is its offset in the frame and its length.
     #[inline]
-    fn text(
+    pub(super) fn text(
         &mut self,
         conn: &mut Conn,
-        segment: &Segment,
+        (payload_at, payload_len): (usize, u32),
         start: u64,
+        fin: bool,
     ) -> Result<(Verdict, Outcome), DropReason> {
         let tcb = &mut conn.tcb;
         if !matches!(tcb.state, State::Established | State::FinWait1 | State::FinWait2) {
@@ -256,14 +280,13 @@ impl Input<'_> {
             tcb.receiver.ack_now();
             return Err(DropReason::OutOfWindow);
         }
-        if tcb.orphan && segment.payload_len > 0 {
+        if tcb.orphan && payload_len > 0 {
             // Nobody is going to read it: the peer is told (RFC 9293, 3.6.1).
             self.net.abort(self.now, tcb, self.out);
             return Ok((Verdict::Consumed, Outcome::Over(Cause::Aborted)));
         }
-        let all = start..start + u64::from(segment.payload_len);
+        let all = start..start + u64::from(payload_len);
         let (arena, fifo) = (&mut *self.arena, &mut conn.rx);
-        let fin = segment.has(TcpFlags::FIN);
         let next = tcb.receiver.next();
         let text = tcb.receiver.text(self.now, all, fin, |range| {
             let (start, len) = (range.start, (range.end - range.start) as usize);
@@ -283,7 +306,7 @@ impl Input<'_> {
             self.out.places.push(Place {
                 conn: self.id,
                 pos: text.range.start,
-                skip: (segment.payload_at as u64 + (text.range.start - start)) as u16,
+                skip: (payload_at as u64 + (text.range.start - start)) as u16,
                 len: (text.range.end - text.range.start) as u32,
                 commit_to: text.commit_to,
             });

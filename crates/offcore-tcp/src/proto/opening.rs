@@ -1,12 +1,13 @@
 //! Connections on their way: asked for by us, asked for by a peer, and those that have just ended.
 
-use offcore_wire::{TcpFlags, TcpOptions, Timestamps};
+use offcore_wire::{IpProtocol, Sum, TcpFlags, TcpOptions, Timestamps};
 
 use super::addr::{ConnId, FlowKey};
 use super::conns::Conn;
 use super::flows::Entry;
 use super::handshake::{self, Both, Half, Offered, SYN_ACK_RETRIES, SYN_RETRIES, SYN_TIMEOUT};
-use super::output::Fields;
+use super::ip::Envelope;
+use super::output::{self, Fields, TxChecksum};
 use super::packet::{Cause, DropReason, Event, Out, Verdict};
 use super::receive::AckNeed;
 use super::segment::Segment;
@@ -161,6 +162,22 @@ impl Stack {
         }
         let half = self.half_of(now, listener, key, segment).ok_or(DropReason::NoConnection)?;
         self.half_open(now, half, None, out)
+    }
+
+    /// A segment of no connection is answered by a reset.
+    pub(super) fn refuse(&mut self, now: u64, key: FlowKey, segment: &Segment, out: &mut Out) {
+        if let Some(fields) = output::reset_for(segment) {
+            self.send_fields(now, key, &fields, out);
+        }
+    }
+
+    /// Sends a segment of headers only that belongs to no connection.
+    pub(super) fn send_fields(&mut self, now: u64, key: FlowKey, fields: &Fields, out: &mut Out) {
+        let Some(way) = self.net.way(key.remote().ip()) else { return };
+        let envelope = Envelope::new(key.local().ip(), key.remote().ip(), IpProtocol::TCP);
+        self.net.send(now, way, envelope, out, |bytes, envelope| {
+            output::write(bytes, envelope, fields, 0, TxChecksum::Payload(Sum::ZERO)).0
+        });
     }
 
     /// What a SYN asks for.

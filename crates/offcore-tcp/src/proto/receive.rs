@@ -142,6 +142,13 @@ impl Receiver {
         }
     }
 
+    /// The position of a sequence number that is what comes next, where nothing is missing and the window is open.
+    #[inline]
+    pub(crate) fn goes_on(&self, seq: u32) -> Option<u64> {
+        let whole = self.islands.is_none() && self.fin.is_none();
+        (whole && self.next < self.announced && seq == self.seq(self.next)).then_some(self.next)
+    }
+
     /// Whether any of a segment's sequence numbers is in the window (RFC 9293, 3.10.7.4, first check).
     #[inline]
     pub(crate) fn is_acceptable(&self, start: Option<u64>, seq_len: u32) -> bool {

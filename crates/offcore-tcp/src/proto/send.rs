@@ -222,6 +222,18 @@ impl Sender {
         Ok(acked)
     }
 
+    /// A segment at position `at` that goes on with the last one repeats its acknowledgement and window. Whether that says
+    /// nothing: all of ours is acknowledged by it, and was quietly.
+    #[inline]
+    pub(crate) fn hears_again(&mut self, ack: u32, at: u64) -> bool {
+        let una = self.una();
+        if ack != self.seq(una) || !self.recovery.is_done() {
+            return false;
+        }
+        self.updated = (at, una);
+        true
+    }
+
     /// RFC 9293, 3.10.7.4: the window of a newer segment counts. Returns whether it has changed.
     #[inline]
     fn update_window(&mut self, ack: u64, report: &Report<'_>) -> bool {

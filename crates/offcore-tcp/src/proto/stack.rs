@@ -17,7 +17,7 @@ use super::flows::{Entry, Flows, key_of};
 use super::handshake::{Half, Listeners, Wishes};
 use super::iface::IfaceConfig;
 use super::input::{Input, Outcome};
-use super::ip::{self, Envelope, Frame, IpHeaders};
+use super::ip::{self, Frame, IpHeaders};
 use super::isn::Origins;
 use super::keepalive::Silence;
 use super::net::Net;
@@ -27,6 +27,7 @@ use super::packet::{
 };
 use super::ports::Ports;
 use super::receive::AckNeed;
+use super::run::Run;
 use super::segment::Segment;
 use super::send::Due;
 use super::shortage;
@@ -71,6 +72,8 @@ pub struct Stack {
     pub(super) shortage: Shortage,
     /// Connections whose acknowledgements and timers are looked at when the call is done.
     touched: Vec<u32>,
+    /// What the next packet of a vector may go on with.
+    run: Option<Run>,
     /// Connections that may have something to send.
     ready: std::collections::VecDeque<u32>,
     pub(super) drops: Drops,
@@ -108,6 +111,7 @@ impl Stack {
             half_wheel: Wheel::new(0),
             shortage: Shortage::default(),
             touched: Vec::new(),
+            run: None,
             ready: std::collections::VecDeque::new(),
             drops: Drops::default(),
             counts: StackCounts::default(),
@@ -145,14 +149,43 @@ impl Stack {
 
     /// Takes packets that interface `iface` has received. `out` has a verdict for each, in order.
     pub fn rx(&mut self, now: u64, iface: u8, packets: &mut [RxSeg<'_>], out: &mut Out) {
-        for packet in packets {
-            let verdict = self.packet(now, iface, packet, out).unwrap_or_else(Verdict::Drop);
+        for at in 0..packets.len() {
+            let (before, rest) = packets.split_at_mut(at);
+            let packet = &mut rest[0];
+            // What a packet may go on with is known of the one before it only.
+            let run = self.run.take().zip(before.last());
+            let verdict = match run.and_then(|(run, before)| self.follow(now, run, before.head, packet, out))
+            {
+                Some(taken) => {
+                    self.run = run.map(|(run, _)| run);
+                    taken
+                }
+                None => self.packet(now, iface, packet, out),
+            };
+            let verdict = verdict.unwrap_or_else(Verdict::Drop);
             if let Verdict::Drop(reason) = verdict {
                 self.drops.count(reason);
             }
             out.verdicts.push(verdict);
         }
+        self.run = None;
         self.settle(now, out);
+    }
+
+    /// Takes a packet if it goes on with the run that the packet `before` it is of.
+    #[inline]
+    fn follow(
+        &mut self,
+        now: u64,
+        run: Run,
+        before: &[u8],
+        packet: &RxSeg<'_>,
+        out: &mut Out,
+    ) -> Option<Result<Verdict, DropReason>> {
+        let again = (packet.checksum == RxChecksum::Verified).then(|| run.read(before, packet))??;
+        let Self { conns, net, arena, config, .. } = self;
+        let (id, conn) = conns.at(run.index)?;
+        Input { now, id, net, arena, config, out }.follow(conn, &again)
     }
 
     #[inline]
@@ -215,7 +248,13 @@ impl Stack {
     ) -> Result<Verdict, DropReason> {
         let key = segment.flow(ip).ok_or(DropReason::Source)?;
         match self.flows.find(&key, |entry| self.key_of(entry)) {
-            Some(Entry::Conn(index)) => self.conn_segment(now, index, segment, out),
+            Some(Entry::Conn(index)) => {
+                let verdict = self.conn_segment(now, index, segment, out)?;
+                if verdict == Verdict::Place {
+                    self.run = Run::after(index, ip, segment);
+                }
+                Ok(verdict)
+            }
             Some(Entry::Half(index)) => self.half_segment(now, index, segment, out),
             Some(Entry::TimeWait(index)) => self.time_wait_segment(now, key, index, segment, out),
             None => self.stray_segment(now, key, segment, out),
@@ -253,22 +292,6 @@ impl Stack {
             Outcome::Over(cause) => self.over(id, cause, out),
         }
         Ok(verdict)
-    }
-
-    /// A segment of no connection is answered by a reset.
-    pub(super) fn refuse(&mut self, now: u64, key: FlowKey, segment: &Segment, out: &mut Out) {
-        if let Some(fields) = output::reset_for(segment) {
-            self.send_fields(now, key, &fields, out);
-        }
-    }
-
-    /// Sends a segment of headers only that belongs to no connection.
-    pub(super) fn send_fields(&mut self, now: u64, key: FlowKey, fields: &output::Fields, out: &mut Out) {
-        let Some(way) = self.net.way(key.remote().ip()) else { return };
-        let envelope = Envelope::new(key.local().ip(), key.remote().ip(), IpProtocol::TCP);
-        self.net.send(now, way, envelope, out, |bytes, envelope| {
-            output::write(bytes, envelope, fields, 0, TxChecksum::Payload(Sum::ZERO)).0
-        });
     }
 
     /// Marks a connection as one that may have something to send, and looks at it when the call is done.

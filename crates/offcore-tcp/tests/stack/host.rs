@@ -67,6 +67,8 @@ pub(crate) struct Host {
     pub(crate) starved: u64,
     /// Data is reported without its copy, as by a stack that commits what it has only ordered.
     pub(crate) without_copies: bool,
+    /// The port has verified the checksums of what comes.
+    pub(crate) verified: bool,
     copying: Vec<(usize, Copying)>,
     chance: SplitMix,
 }
@@ -115,6 +117,7 @@ impl Host {
             shuffled: false,
             starved: 0,
             without_copies: false,
+            verified: false,
             copying: Vec::new(),
             chance: SplitMix::new(u64::from(last)),
         };
@@ -159,6 +162,7 @@ impl Host {
 
     /// Frames have come.
     pub(crate) fn receive(&mut self, now: u64, frames: &mut [Vec<u8>]) {
+        let verified = self.verified;
         let mut packets: Vec<RxSeg<'_>> = frames
             .iter_mut()
             .map(|frame| {
@@ -166,7 +170,8 @@ impl Host {
                 let end = ip_end(&frame[..len.min(HEAD)], len);
                 let rest = frame.get(HEAD..end).map_or(Sum::ZERO, Sum::of);
                 let head = &mut frame[..len.min(HEAD)];
-                RxSeg { head, len: len as u32, checksum: RxChecksum::Unknown { rest } }
+                let checksum = if verified { RxChecksum::Verified } else { RxChecksum::Unknown { rest } };
+                RxSeg { head, len: len as u32, checksum }
             })
             .collect();
         self.stack.rx(now, 0, &mut packets, &mut self.out);

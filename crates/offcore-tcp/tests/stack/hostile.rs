@@ -2,7 +2,7 @@
 
 mod input;
 mod live;
-mod peer;
+pub(crate) mod peer;
 
 use std::cell::Cell;
 use std::path::Path;

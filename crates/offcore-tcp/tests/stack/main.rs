@@ -8,6 +8,7 @@ mod foreign;
 mod frame;
 mod host;
 mod hostile;
+mod runs;
 mod scale;
 mod streams;
 mod world;

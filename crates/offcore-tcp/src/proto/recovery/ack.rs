@@ -70,6 +70,12 @@ impl Recovery {
         Acked { newly_acked: ack.una - before, ..Acked::default() }
     }
 
+    /// Nothing is under way.
+    #[inline]
+    pub(in crate::proto) fn is_done(&self) -> bool {
+        self.runs.una == self.runs.published && self.quiet()
+    }
+
     /// Nothing is missing and nothing is doubtful: an ACK that advances is all there is to it.
     #[inline]
     fn quiet(&self) -> bool {

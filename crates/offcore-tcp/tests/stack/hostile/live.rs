@@ -162,19 +162,7 @@ impl Game {
     fn open(mut host: Host, setup: &Setup) -> Self {
         let now = 2 * SECOND;
         let asked = setup.active.then(|| host.connect(now, "10.0.0.2:7"));
-        let mut peer = Peer {
-            ports: (PORT, 40_000),
-            isn: 0,
-            sent: Vec::new(),
-            next: 0,
-            seen: 0,
-            acked: 0,
-            host_acked: 0,
-            host_edge: 0,
-            host_scale: 0,
-            sack: setup.sack,
-            stamp: None,
-        };
+        let mut peer = Peer::new((PORT, 40_000), setup.sack);
         let mut options = TcpOptions::NONE;
         options.mss = Some(setup.mss);
         options.window_scale = setup.scale;
@@ -436,19 +424,5 @@ impl Game {
         let stack = &self.host.stack;
         assert_eq!((stack.connections(), stack.flows()), (0, 0));
         assert_eq!(stack.memory_used(), before);
-    }
-}
-
-impl Peer {
-    /// Takes the host's SYN, with or without ACK.
-    fn take_syn(&mut self, frame: &[u8]) {
-        let segment = peer::segment(frame).expect("a SYN");
-        assert!(segment.flags().contains(TcpFlags::SYN));
-        let mut options = TcpOptions::NONE;
-        options.read(segment.options());
-        self.isn = segment.seq();
-        self.ports = (segment.src_port(), segment.dst_port());
-        self.host_scale = options.window_scale.unwrap_or(0);
-        self.stamp = options.timestamps.map(|stamps| stamps.value);
     }
 }

@@ -53,6 +53,35 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
+    /// A peer that has sent nothing, by the host's port and its own.
+    pub(crate) fn new(ports: (u16, u16), sack: bool) -> Self {
+        Self {
+            ports,
+            isn: 0,
+            sent: Vec::new(),
+            next: 0,
+            seen: 0,
+            acked: 0,
+            host_acked: 0,
+            host_edge: 0,
+            host_scale: 0,
+            sack,
+            stamp: None,
+        }
+    }
+
+    /// Takes the host's SYN, with or without ACK.
+    pub(crate) fn take_syn(&mut self, frame: &[u8]) {
+        let segment = segment(frame).expect("a SYN");
+        assert!(segment.flags().contains(TcpFlags::SYN));
+        let mut options = TcpOptions::NONE;
+        options.read(segment.options());
+        self.isn = segment.seq();
+        self.ports = (segment.src_port(), segment.dst_port());
+        self.host_scale = options.window_scale.unwrap_or(0);
+        self.stamp = options.timestamps.map(|stamps| stamps.value);
+    }
+
     /// The header and options of a segment as it should be: the peer's next one, that acknowledges all it has seen.
     pub(crate) fn segment(&self, now: u64, window: u16) -> (TcpHeader, TcpOptions) {
         let header = TcpHeader {
