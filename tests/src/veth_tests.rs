@@ -1,4 +1,5 @@
-//! `offcore bench copy --case end-to-end`: that it measures what it says, over interfaces of its own.
+//! `offcore bench copy --case end-to-end` and `offcore bench tcp --case veth`: that they measure what they say, over
+//! interfaces of their own.
 
 use std::time::{Duration, Instant};
 
@@ -6,6 +7,7 @@ use offcore_bench::copy::veth::{self, Direction, PortKind, VethOptions};
 use offcore_bench::peer::frames::{FrameSink, FrameSource};
 use offcore_bench::progress::Progress;
 use offcore_bench::row::Row;
+use offcore_bench::tcp;
 
 use crate::{Need, Netns, exclusive, require};
 
@@ -112,4 +114,22 @@ fn kernel_sends_numbered_frames() {
     // Deleted meanwhile.
     far.ip(&["link", "del", "far"]).unwrap();
     assert!(far.within(|| source.send(1)).is_err());
+}
+
+#[test]
+fn streams_are_compared_beside_the_kernels() {
+    let Some(()) = require(&[Need::Root, Need::Ip, Need::Ethtool, Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let quick = tcp::veth::VethOptions::new(true, 0, Some(1));
+    let options = tcp::veth::VethOptions { pairs: 2, window: Duration::from_millis(50), ..quick };
+    let mut rows = Vec::new();
+    tcp::veth::run(&options, &Progress::hidden(), &mut |row| rows.push(row)).unwrap();
+    assert_eq!(rows.len(), 3 * 2);
+    for row in &rows {
+        assert_eq!((row.bench, row.arrangement, row.peer.as_deref()), ("tcp", "end-to-end", Some("kernel")));
+        assert!(row.received > 0 && row.received == row.verified && row.lost == 0, "{row:?}");
+        assert!(row.ns_per_kib > Some(0.0) && row.peer_ratio > Some(0.0), "{row:?}");
+    }
+    let offloads: Vec<_> = rows.iter().filter_map(|row| row.offloads).collect();
+    assert_eq!(offloads, [true, true, false, false, false, false]);
 }

@@ -266,7 +266,6 @@ impl Path {
         }
         self.stack.rx(now, iface, &mut heads, &mut self.out);
         drop(heads);
-        ctx.clock.lap(Stage::Header);
         let mut places = self.out.places.drain(..);
         for (mut packet, verdict) in packets.drain(..).zip(self.out.verdicts.drain(..)) {
             match verdict {
@@ -283,6 +282,7 @@ impl Path {
                 Verdict::Fragment => self.whole.extend(self.fragments.add(now, packet, ctx.cache)),
             }
         }
+        ctx.clock.lap(Stage::Header);
     }
 
     /// One turn: what is due, copies that are done, and what is to be sent, `budget` packets at most.
@@ -369,7 +369,10 @@ impl Path {
         }
         plans.clear();
         self.out.plans = plans;
-        self.submit_fills(ctx, now);
+        if !self.to_fill.is_empty() {
+            ctx.clock.lap(Stage::Header);
+            self.submit_fills(ctx, now);
+        }
     }
 
     fn submit_places(&mut self, ctx: &mut Context<'_>) {

@@ -2,16 +2,19 @@
 //! one, a copier beside, both on the other core.
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use offcore_dma::cpu::Routine;
 use offcore_dma::{ChannelId, Mover};
 use offcore_flow::forwarding::{Forwarding, Rules};
 use offcore_flow::guest_pair::GuestPair;
 use offcore_flow::task::Task;
 use offcore_flow::worker::Worker;
+use offcore_stats::stage::{Group, Stage};
 use offcore_stats::tsc;
 
 use crate::method::background::Background;
@@ -35,6 +38,8 @@ pub(crate) struct TimedWorker {
     /// Whether it has copied anything when it was run last.
     engine_worked: Arc<AtomicBool>,
     background: Option<Background>,
+    /// Of the queues that the core may copy for.
+    routines: Vec<Routines>,
 }
 
 /// A mover with `engine`'s channel, if there is one, and that channel.
@@ -59,6 +64,7 @@ impl TimedWorker {
             engine: engine.map(|engine| Arc::new(Mutex::new(engine))),
             engine_worked: Arc::default(),
             background: None,
+            routines: Vec::new(),
         }
     }
 
@@ -139,6 +145,42 @@ impl TimedWorker {
         Ok(self.engine_worked.load(Ordering::Relaxed))
     }
 
+    /// Remembers by which routines the core copies for the mover's queues of these numbers, always the same ones.
+    pub(crate) fn note_routines(&mut self, queues: Range<usize>) {
+        self.routines.resize_with(queues.len(), Routines::default);
+        let mover = &self.worker.mover;
+        for (queue, routines) in mover.queues().skip(queues.start).zip(&mut self.routines) {
+            if let Some(routine) = mover.routine(queue) {
+                routines.note(routine);
+            }
+        }
+    }
+
+    /// Those routines, as it mostly had them; `None` where the core has made no copy.
+    pub(crate) fn copy_routine(&self) -> Option<String> {
+        let made = self.worker.mover.stats().core_copies > 0;
+        let names: Vec<_> = self.routines.iter().filter_map(Routines::most).map(Routine::name).collect();
+        made.then(|| names.join("+"))
+    }
+
+    /// Ticks charged to each group of stages so far.
+    pub(crate) fn groups(&self) -> [f64; 3] {
+        Group::ALL.map(|group| {
+            let stages = Stage::ALL.into_iter().filter(|stage| stage.group() == Some(group));
+            stages.map(|stage| self.worker.clock.ticks(stage) as f64).sum()
+        })
+    }
+
+    /// What part of the ticks charged since `before` each group has.
+    pub(crate) fn shares_since(&self, before: [f64; 3]) -> [f64; 3] {
+        let mut shares = self.groups();
+        for (share, before) in shares.iter_mut().zip(before) {
+            *share -= before;
+        }
+        let all: f64 = shares.iter().sum();
+        shares.map(|ticks| if all > 0.0 { ticks / all } else { 0.0 })
+    }
+
     /// The rules of a worker that forwards, and does nothing else.
     pub(crate) fn rules(&mut self) -> Result<&mut Rules> {
         let task: &mut dyn Task = self.worker.tasks.first_mut().context("the worker has no task")?.as_mut();
@@ -147,5 +189,22 @@ impl TimedWorker {
             return task.downcast_mut::<GuestPair>().map(GuestPair::rules).context("the task is a pair");
         }
         task.downcast_mut::<Forwarding>().map(Forwarding::rules).context("the worker's task does not forward")
+    }
+}
+
+/// How often each routine was the present one of a queue.
+#[derive(Clone, Debug, Default)]
+struct Routines(Vec<(Routine, u64)>);
+
+impl Routines {
+    fn note(&mut self, routine: Routine) {
+        match self.0.iter_mut().find(|(known, _)| *known == routine) {
+            Some((_, times)) => *times += 1,
+            None => self.0.push((routine, 1)),
+        }
+    }
+
+    fn most(&self) -> Option<Routine> {
+        self.0.iter().max_by_key(|(_, times)| *times).map(|(routine, _)| *routine)
     }
 }

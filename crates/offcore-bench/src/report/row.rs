@@ -52,7 +52,15 @@ pub struct Row {
     pub beside_over_alone_median: Option<f64>,
     /// Lower bound of the ratio of sums by bootstrap, no higher than that of either half of the blocks.
     pub beside_over_alone_lower: Option<f64>,
-    /// TCP: Gbit/s of payload, of the measured core alone.
+    /// TCP over veth: whether ports and kernel segment, and leave checksums open.
+    pub offloads: Option<bool>,
+    /// TCP over veth: nanoseconds that the host's core is busy for 1024 bytes; the kernel's in its place.
+    pub ns_per_kib: Option<f64>,
+    pub peer_ns_per_kib: Option<f64>,
+    /// TCP over veth: the part of the time in which the other end's core is busy; the same of the kernel to itself.
+    pub far_busy: Option<f64>,
+    pub peer_far_busy: Option<f64>,
+    /// TCP: Gbit/s of payload, of the measured core alone; over veth, end to end.
     pub payload_gbps: Option<f64>,
     /// Application work per packet in nanoseconds, part of what was timed.
     pub work_ns: u64,

@@ -118,6 +118,9 @@ pub(super) struct Link {
     chunk: usize,
     /// Segments that the measured host has sent or received since that was set, every byte checked.
     segments: u64,
+    /// What the stage clock had then, by group.
+    groups: [f64; 3],
+    windows: usize,
 }
 
 /// The address of a host.
@@ -181,8 +184,21 @@ impl Link {
         let mut near = TimedWorker::new(near, engine, Temperature::Remote);
         near.not_its_own = Arc::clone(&wire.taken_ticks);
         let far = Arc::new(Mutex::new(Far { worker: far, shared: far_shared, wire: far_wire }));
-        let (next, chunk, segments) = (0, WINDOW, 0);
-        let mut link = Self { setup, side, near, shared, wire, far, connections, next, chunk, segments };
+        let (next, chunk, segments, groups, windows) = (0, WINDOW, 0, [0.0; 3], 0);
+        let mut link = Self {
+            setup,
+            side,
+            near,
+            shared,
+            wire,
+            far,
+            connections,
+            next,
+            chunk,
+            segments,
+            groups,
+            windows,
+        };
         link.connect(all)?;
         Ok(link)
     }
@@ -213,12 +229,22 @@ impl Link {
         let cold = temperature == Temperature::Cold;
         lock(&self.shared.streams).cold = cold;
         self.wire.set_cold(cold);
-        (self.chunk, self.segments) = (chunk, 0);
+        (self.chunk, self.segments, self.groups) = (chunk, 0, self.near.groups());
     }
 
     /// Segments that were moved, every byte of them checked.
     pub(super) fn segments(&self) -> u64 {
         self.segments
+    }
+
+    /// Shares of the measured core's cycles: packets and protocol, virtqueues, copies.
+    pub(super) fn shares(&self) -> [f64; 3] {
+        self.near.shares_since(self.groups)
+    }
+
+    /// The routine by which the core copied, as most windows had it.
+    pub(super) fn copy_routine(&self) -> Option<String> {
+        self.near.copy_routine()
     }
 
     /// Nanoseconds that the engine took for a copy; `None` without one.
@@ -345,6 +371,13 @@ impl Subject for Link {
                 (read, since) = (read + more, Instant::now());
             }
             ensure!(since.elapsed() < STALLED, "{read} of {bytes} bytes have arrived");
+        }
+        // The stack's queues: what is received, what is sent.
+        self.near.note_routines(if self.side == Side::Receive { 0..1 } else { 1..2 });
+        // The stage clock samples one round in 64: not the same of every window.
+        self.windows += 1;
+        if self.windows.is_multiple_of(3) {
+            self.near.worker.round();
         }
         let after = self.wire.segments();
         let segments = match self.side {

@@ -8,7 +8,6 @@
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Result, anyhow, bail, ensure};
-use offcore_dma::cpu::Routine;
 use offcore_dma::{Binding, Mode};
 use offcore_flow::forward::{Addresses, Forward};
 use offcore_flow::forwarding::{Forwarding, Rules};
@@ -17,8 +16,7 @@ use offcore_flow::task::Task;
 use offcore_flow::worker::Worker;
 use offcore_port::vhost::{OneCopy, rx_over, tx_over};
 use offcore_port::{RxCounters, TxCounters};
-use offcore_stats::stage::Group;
-use offcore_stats::{Stage, tsc};
+use offcore_stats::tsc;
 use offcore_vhost::features::{NET_HEADER, OFFERED, VIRTIO_F_VERSION_1};
 use offcore_vhost::{VringCell, VringConfig};
 use offcore_wire::ethernet::FCS_LEN;
@@ -63,8 +61,6 @@ pub struct OwnVariant {
     is_pair: bool,
     /// The virtqueue that receives, and the one that transmits.
     cells: [Arc<VringCell>; 2],
-    /// Of the queues that the core may copy for.
-    routines: [Routines; 2],
     frame_len: usize,
 }
 
@@ -107,7 +103,6 @@ impl OwnVariant {
             timed: TimedWorker::new(worker, engine, temperature),
             is_pair,
             cells,
-            routines: Default::default(),
             frame_len: frame - FCS_LEN,
         })
     }
@@ -176,20 +171,7 @@ impl OwnVariant {
     /// The routines by which the core copies, as most windows had it: out of the guest's memory and into it, or from guest
     /// to guest. `None` where the core has made no copy.
     pub fn copy_routine(&self) -> Option<String> {
-        let made = self.timed.worker.mover.stats().core_copies > 0;
-        let names: Vec<_> = self.routines.iter().filter_map(Routines::most).map(Routine::name).collect();
-        made.then(|| names.join("+"))
-    }
-
-    fn note_routines(&mut self) {
-        let mover = &self.timed.worker.mover;
-        // From guest to guest, the queue of the one copy was opened last, and no other copies.
-        let only = if self.is_pair { 2 } else { 0 };
-        for (queue, routines) in mover.queues().skip(only).zip(&mut self.routines) {
-            if let Some(routine) = mover.routine(queue) {
-                routines.note(routine);
-            }
-        }
+        self.timed.copy_routine()
     }
 
     /// The shares of the core's cycles that switching, virtqueues and copies take (Figure 3 of the vhost guide), by the
@@ -198,7 +180,7 @@ impl OwnVariant {
     /// # Errors
     /// As for [`OwnVariant::window`].
     pub fn breakdown(&mut self, other: &OtherCore, windows: usize) -> Result<[f64; 3]> {
-        let before = self.groups();
+        let before = self.timed.groups();
         for window in 0..windows {
             self.window(other)?;
             // One round in 64 is sampled. An empty one now and then, and it is not the same of every window.
@@ -206,20 +188,7 @@ impl OwnVariant {
                 self.timed.worker.round();
             }
         }
-        let mut shares = self.groups();
-        for (share, before) in shares.iter_mut().zip(before) {
-            *share -= before;
-        }
-        let all: f64 = shares.iter().sum();
-        Ok(shares.map(|ticks| if all > 0.0 { ticks / all } else { 0.0 }))
-    }
-
-    /// Ticks charged to each group so far.
-    fn groups(&self) -> [f64; 3] {
-        Group::ALL.map(|group| {
-            let stages = Stage::ALL.into_iter().filter(|stage| stage.group() == Some(group));
-            stages.map(|stage| self.timed.worker.clock.ticks(stage) as f64).sum()
-        })
+        Ok(self.timed.shares_since(before))
     }
 }
 
@@ -233,7 +202,8 @@ impl Subject for OwnVariant {
         let core = self.timed.rounds_until(window / BURST, other, || in_flight(cells) > 0)?;
         let left = in_flight(cells);
         ensure!(left == 0, "{left} packets are not published, and the engine has nothing to do");
-        self.note_routines();
+        // From guest to guest, the queue of the one copy was opened last, and no other copies.
+        self.timed.note_routines(if self.is_pair { 2..3 } else { 0..2 });
         other.run_on(self.timed.temperature, &self.guests, move |guests| {
             guests.collect()?;
             match guests.outstanding() {
@@ -249,21 +219,4 @@ impl Subject for OwnVariant {
 /// Packets of either direction that wait for their copies.
 fn in_flight(cells: &[Arc<VringCell>]) -> u64 {
     cells.iter().map(|cell| cell.in_flight()).sum()
-}
-
-/// How often each routine was the present one of a queue.
-#[derive(Clone, Debug, Default)]
-struct Routines(Vec<(Routine, u64)>);
-
-impl Routines {
-    fn note(&mut self, routine: Routine) {
-        match self.0.iter_mut().find(|(known, _)| *known == routine) {
-            Some((_, times)) => *times += 1,
-            None => self.0.push((routine, 1)),
-        }
-    }
-
-    fn most(&self) -> Option<Routine> {
-        self.0.iter().max_by_key(|(_, times)| *times).map(|(routine, _)| *routine)
-    }
 }

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use offcore_bench::alternate::TURN_BURSTS;
 use offcore_bench::copier::{Copier, Setup};
 use offcore_bench::progress::Progress;
+use offcore_bench::tcp::veth::{self, VethOptions};
 use offcore_bench::tcp::{self, CHUNKS, Options, SEGMENT, Side, idle, open_close};
 use offcore_bench::temperature::Temperature;
 use offcore_dma::Mode;
@@ -34,6 +35,10 @@ Examples:
   One connection beside ten thousand that are idle, and what opening and closing so many costs:
     offcore bench tcp --case idle,open-close
 
+  The same stream to and from the kernel's TCP over veth, beside the kernel's
+  in our place; as root:
+    offcore bench tcp --case veth
+
   Without checksums completed by the port, so that the core reads all payload:
     offcore bench tcp --checksum core --side receive
 
@@ -44,8 +49,8 @@ other core, each in turns of its own; every byte is checked.";
 
 #[derive(Args, Debug)]
 pub(crate) struct TcpBenchArgs {
-    /// What is measured: what a segment costs the core by who copies, the same beside idle connections, or what a
-    /// connection costs
+    /// What is measured: what a segment costs the core by who copies, the same beside idle connections, what a connection
+    /// costs, or how fast a stream is beside the kernel's
     #[arg(long = "case", value_name = "LIST", value_delimiter = ',', default_value = "core-cost")]
     pub cases: Vec<Case>,
 
@@ -95,6 +100,8 @@ pub(crate) enum Case {
     Idle,
     /// TSC ticks that a connection takes the core that is opened, used once and closed.
     OpenClose,
+    /// Gbit/s of a stream to and from the kernel's TCP over veth, beside the kernel's in our place; needs root.
+    Veth,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -111,6 +118,13 @@ pub(crate) fn run(args: &TcpBenchArgs) -> Result<(), Failure> {
             Case::CoreCost => tcp::run,
             Case::Idle => idle::run,
             Case::OpenClose => open_close::run,
+            Case::Veth => {
+                let Options { sides, hugepages, lcore, other_lcore, .. } = options;
+                let quick = VethOptions::new(args.bench.quick, lcore, other_lcore);
+                let options = VethOptions { sides, hugepages, ..quick };
+                veth::run(&options, &Progress::visible(), &mut |row| rows.push(row))?;
+                continue;
+            }
         };
         run(&options, &Progress::visible(), &mut |row| rows.push(row))?;
     }
@@ -137,7 +151,7 @@ fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, String> {
     let (connections, temperatures, chunks) = match case {
         Case::CoreCost => (1, &Temperature::ALL[..], &CHUNKS[..]),
         Case::Idle => (idle::IDLE, &[Temperature::Remote][..], &[idle::CHUNK][..]),
-        Case::OpenClose => (open_close::OPEN, &[Temperature::Remote][..], &[idle::CHUNK][..]),
+        Case::OpenClose | Case::Veth => (open_close::OPEN, &[Temperature::Remote][..], &[idle::CHUNK][..]),
     };
     let connections = or(&args.connections, &[connections]);
     let small = case == Case::Idle || connections.iter().any(|&n| n > 100);
@@ -188,7 +202,7 @@ mod tests {
 
     #[test]
     fn every_example_of_the_help_is_accepted() {
-        examples(EXAMPLES, 6).iter().for_each(|line| drop(parsed(line).unwrap()));
+        examples(EXAMPLES, 7).iter().for_each(|line| drop(parsed(line).unwrap()));
     }
 
     #[test]

@@ -1,0 +1,253 @@
+//! The `end-to-end` arrangement of `offcore bench tcp`: a stream over a veth pair between a host of ours and the kernel's
+//! TCP, beside the same stream between two kernels.
+//!
+//! ```text
+//! lcore                                             other lcore
+//! ours:   af_packet or af_xdp, host ──── veth ──┐
+//!         (one works, the other rests)          ├── the kernel's TCP: reads or writes, in a namespace of its own
+//! theirs: the kernel's TCP ───────────── veth ──┘
+//! ```
+//! Both have pairs of their own, made alike, with the same offloads on both ends. Every window is a connection of its own:
+//! a tenth of a second to get up to speed, then what is counted. Every byte is compared by who reads it. The kernel passes
+//! its packets over a veth pair by reference, and our port copies each one out of the kernel or into it: this is reported,
+//! no bar.
+//!
+//! What a byte costs the core is, of the kernel, what `/proc/stat` says that the core was busy; of ours, whose worker polls,
+//! the part of the stage clock that is not idle. Both include what the kernel does on that core for the other end.
+
+mod far;
+mod hosts;
+mod stream;
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use offcore_mem::{Hugepages, Pool};
+use offcore_stats::{named, tsc};
+
+use super::link::Side;
+use super::{BUFFER, BUFFERS, HEADERS, SEGMENT};
+use crate::BURST;
+use crate::machine::find_program;
+use crate::peer::netns::Netns;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+use crate::report::sample::{Bounds, Spread, paired_ratio};
+use far::Far;
+use hosts::{Host, Kernel};
+
+/// The MTU of the pairs, of which a segment of [`SEGMENT`] bytes is made.
+const MTU: &str = "1500";
+
+named! {
+    /// What is under our host.
+    pub enum Under {
+        /// Packet sockets with rings; ports and kernel segment and leave checksums open.
+        AfPacketOffloads = "af_packet, offloads",
+        /// The same without: each segment is a packet, and summed up.
+        AfPacket = "af_packet",
+        /// XDP sockets, which have none.
+        AfXdp = "af_xdp",
+    }
+}
+
+impl Under {
+    const fn offloads(self) -> bool {
+        matches!(self, Self::AfPacketOffloads)
+    }
+
+    /// The kind of port, as rows name it.
+    const fn port(self) -> &'static str {
+        match self {
+            Self::AfPacketOffloads | Self::AfPacket => "af_packet",
+            Self::AfXdp => "af_xdp",
+        }
+    }
+}
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct VethOptions {
+    /// Whether our host, or the kernel in its place, sends or receives.
+    pub sides: Vec<Side>,
+    pub under: Vec<Under>,
+    /// Pairs of windows, ours and the kernel's, of each cell.
+    pub pairs: usize,
+    pub window: Duration,
+    pub hugepages: Hugepages,
+    pub lcore: usize,
+    /// The core of the other end.
+    pub other_lcore: Option<usize>,
+}
+
+impl VethOptions {
+    /// 24 pairs of windows of 0.4 s in each cell; with `quick` 4.
+    pub fn new(quick: bool, lcore: usize, other_lcore: Option<usize>) -> Self {
+        Self {
+            sides: Side::ALL.into(),
+            under: Under::ALL.into(),
+            pairs: if quick { 4 } else { 24 },
+            window: Duration::from_millis(400),
+            hugepages: Hugepages::Auto,
+            lcore,
+            other_lcore,
+        }
+    }
+
+    /// What this machine lacks for it, if anything.
+    pub fn missing(&self) -> Option<String> {
+        if !rustix::process::geteuid().is_root() {
+            return Some("network namespaces and interfaces take root".into());
+        }
+        if self.other_lcore.is_none_or(|other| other == self.lcore) {
+            return Some("it needs two lcores, one for each end; see --lcores".into());
+        }
+        let programs = [("ip", "iproute2"), ("ethtool", "ethtool")];
+        let missing = programs.iter().find(|(program, _)| find_program(program).is_none());
+        missing.map(|(program, package)| format!("there is no {program}: apt-get install {package}"))
+    }
+}
+
+/// Measures everything that `options` asks for; `emit` gets each row as it is ready.
+///
+/// # Errors
+/// When something is missing ([`VethOptions::missing`]) or cannot be set up, or a byte is lost or changed.
+pub fn run(options: &VethOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    if let Some(missing) = options.missing() {
+        bail!("end to end over veth: {missing}");
+    }
+    Netns::sweep()?;
+    let pool = Pool::new(BUFFERS, BUFFER, options.hugepages)?;
+    let cells =
+        options.under.iter().flat_map(|&under| options.sides.iter().map(move |&side| Cell { side, under }));
+    let cells: Vec<_> = cells.collect();
+    progress.begin(cells.len() * options.pairs);
+    for cell in cells {
+        progress.say(&format!("tcp over veth, {cell}"));
+        emit(cell.measure(options, pool, progress).with_context(|| cell.to_string())?);
+    }
+    progress.end();
+    Ok(())
+}
+
+/// A cell of the measurement.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    side: Side,
+    under: Under,
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.side, self.under)
+    }
+}
+
+/// What a window saw.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    bytes: u64,
+    /// Ticks that it took, and what part of them each core was busy: the host's, and the other end's.
+    ticks: u64,
+    busy: f64,
+    far_busy: f64,
+}
+
+impl Window {
+    /// Million segments a second, of full length.
+    fn mpps(&self) -> f64 {
+        self.bytes as f64 / SEGMENT as f64 * 1e3 / tsc::to_ns(self.ticks)
+    }
+
+    /// Nanoseconds of the host's core for 1024 bytes.
+    fn cost(&self) -> f64 {
+        self.busy * tsc::to_ns(self.ticks) / (self.bytes.max(1) as f64 / 1024.0)
+    }
+}
+
+impl Cell {
+    fn measure(self, options: &VethOptions, pool: &'static Pool, progress: &Progress) -> Result<Row> {
+        let other_lcore = options.other_lcore.context("end to end needs two lcores")?;
+        let (near, far) = (Netns::new()?, Netns::new()?);
+        self.pair("ours", "10.77.0.1/24", &near, &far)?;
+        self.pair("theirs", "10.78.0.1/24", &near, &far)?;
+        near.configure("theirs0", "10.78.0.2/24")?;
+        let mut ours = Host::open(self, &near, "ours0", pool)?;
+        let mut theirs = Kernel::listen(self.side, &near)?;
+        let far = Far { netns: &far, side: self.side, near_lcore: options.lcore, lcore: other_lcore };
+        let (mut our_windows, mut their_windows) = (Vec::new(), Vec::new());
+        // Addresses are probed for and neighbours learned.
+        far.window(&mut ours, options.window)?;
+        far.window(&mut theirs, options.window)?;
+        for pair in 0..options.pairs {
+            let theirs_first = pair % 2 == 1;
+            if theirs_first {
+                their_windows.push(far.window(&mut theirs, options.window)?);
+            }
+            our_windows.push(far.window(&mut ours, options.window)?);
+            if !theirs_first {
+                their_windows.push(far.window(&mut theirs, options.window)?);
+            }
+            progress.step();
+        }
+        Ok(self.row(&our_windows, &their_windows))
+    }
+
+    /// A veth pair NAME0 and NAME1, its far end with an address.
+    fn pair(self, name: &str, address: &str, near: &Netns, far: &Netns) -> Result<()> {
+        let ends = [format!("{name}0"), format!("{name}1")];
+        near.veth(&ends[0], far, &ends[1])?;
+        for (netns, end) in [near, far].into_iter().zip(&ends) {
+            // Nothing of the kernel's own on the wire.
+            netns.ip(&["link", "set", end, "mtu", MTU, "addrgenmode", "none"])?;
+            netns.ip(&["link", "set", end, "up"])?;
+            match self.under.offloads() {
+                true => netns.enable_offloads(end)?,
+                false => netns.disable_offloads(end)?,
+            }
+        }
+        far.configure(&ends[1], address)
+    }
+
+    fn row(self, ours: &[Window], theirs: &[Window]) -> Row {
+        let rates = |windows: &[Window]| windows.iter().map(Window::mpps).collect::<Vec<_>>();
+        let median = |windows: &[Window], of: fn(&Window) -> f64| {
+            Spread::of(&windows.iter().map(of).collect::<Vec<_>>()).median
+        };
+        let (our_rates, their_rates) = (rates(ours), rates(theirs));
+        let pairs: Vec<_> = our_rates.iter().copied().zip(their_rates.iter().copied()).collect();
+        let ratio = paired_ratio(&pairs);
+        let mut row = Row {
+            bench: "tcp",
+            case: self.side.name().into(),
+            arrangement: "end-to-end",
+            port: Some(self.under.port()),
+            offloads: Some(self.under.offloads()),
+            frame: SEGMENT + HEADERS,
+            mode: "cpu".into(),
+            engine: "cpu".into(),
+            ring: "none",
+            burst: BURST,
+            temperature: "remote".into(),
+            connections: Some(1),
+            peer: Some("kernel".into()),
+            ..Row::default()
+        };
+        row.set_rate(Spread::of(&our_rates), tsc::hz());
+        row.payload_gbps = Some(row.mpps * SEGMENT as f64 * 8.0 / 1e3);
+        row.received = ours.iter().map(|window| window.bytes / SEGMENT as u64).sum();
+        row.verified = row.received;
+        row.peer_median = Some(Spread::of(&their_rates).median);
+        row.peer_ratio = ratio.map(|ratio| ratio.median);
+        row.peer_ratio_lower = ratio.map(|ratio| ratio.lower);
+        row.ns_per_kib = Some(median(ours, Window::cost));
+        row.peer_ns_per_kib = Some(median(theirs, Window::cost));
+        row.far_busy = Some(median(ours, |window| window.far_busy));
+        row.peer_far_busy = Some(median(theirs, |window| window.far_busy));
+        let halves: [Vec<f64>; 2] =
+            [0, 1].map(|first| our_rates.iter().skip(first).step_by(2).copied().collect());
+        row.set_noise(Bounds::of(&halves[0], &halves[1], halves[0].len() / 2));
+        row
+    }
+}

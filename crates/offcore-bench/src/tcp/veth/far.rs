@@ -1,0 +1,95 @@
+//! The far end of the streams, the kernel's TCP, and what is counted meanwhile.
+
+use std::fs;
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use offcore_stats::{lcore, tsc};
+
+use super::Window;
+use super::hosts::Near;
+use super::stream::{Phase, SETTLE, bound_waits, read, write};
+use crate::peer::netns::Netns;
+use crate::tcp::link::{STALLED, Side};
+
+/// The far end of the streams.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Far<'a> {
+    pub(super) netns: &'a Netns,
+    /// What the near end does.
+    pub(super) side: Side,
+    pub(super) near_lcore: usize,
+    pub(super) lcore: usize,
+}
+
+impl Far<'_> {
+    /// A connection to `near`, and what came of it in `length`.
+    pub(super) fn window(self, near: &mut dyn Near, length: Duration) -> Result<Window> {
+        let (phase, moved) = (Phase::default(), AtomicU64::new(0));
+        let (address, near_moved) = (near.address(), near.moved());
+        // Who reads counts.
+        let counted = if self.side == Side::Send { &moved } else { &*near_moved };
+        let far = || {
+            lcore::pin(self.lcore)?;
+            let stream = TcpStream::connect_timeout(&address, STALLED)
+                .with_context(|| format!("connecting to {address}"))?;
+            bound_waits(&stream)?;
+            match self.side {
+                Side::Send => read(&stream, &moved, &phase)?,
+                Side::Receive => write(&stream, &moved, &phase)?,
+            }
+            let _ = stream.shutdown(Shutdown::Both);
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let near_end = scope.spawn(|| near.serve(self.near_lcore, &phase));
+            let far_end = scope.spawn(|| self.netns.within(far));
+            let window = self.watch(counted, &phase, length);
+            phase.end();
+            let far_end = far_end.join().map_err(|_| anyhow!("the far end has panicked"))?;
+            let busy =
+                near_end.join().map_err(|_| anyhow!("the near end has panicked"))?.context("near end")?;
+            far_end.context("far end")?;
+            let window = window?;
+            Ok(Window { busy: busy.unwrap_or(window.busy), ..window })
+        })
+    }
+
+    /// Waits for the first bytes and until the connection is up to speed, and tells what moves then.
+    fn watch(self, counted: &AtomicU64, phase: &Phase, length: Duration) -> Result<Window> {
+        let (since, first) = (Instant::now(), counted.load(Ordering::Relaxed));
+        while counted.load(Ordering::Relaxed) == first {
+            ensure!(since.elapsed() < STALLED, "nothing has moved for {STALLED:?}");
+            thread::sleep(Duration::from_millis(1));
+        }
+        thread::sleep(SETTLE);
+        let read = || counted.load(Ordering::Relaxed);
+        let busy = || Ok::<_, anyhow::Error>([busy(self.near_lcore)?, busy(self.lcore)?]);
+        phase.count();
+        let (ticks, bytes, before) = (tsc::now(), read(), busy()?);
+        thread::sleep(length);
+        let (ticks, bytes, after) = (tsc::now() - ticks, read() - bytes, busy()?);
+        ensure!(bytes > 0, "nothing has moved in {length:?}");
+        let share = |core: usize| {
+            let [busy, all] = [0, 1].map(|i| after[core][i].saturating_sub(before[core][i]) as f64);
+            busy / all.max(1.0)
+        };
+        Ok(Window { bytes, ticks, busy: share(0), far_busy: share(1) })
+    }
+}
+
+/// Ticks of the kernel's clock that a core was busy, and all of them (proc_stat(5)).
+fn busy(lcore: usize) -> Result<[u64; 2]> {
+    let text = fs::read_to_string("/proc/stat").context("/proc/stat")?;
+    let name = format!("cpu{lcore} ");
+    let line = text.lines().find_map(|line| line.strip_prefix(&name));
+    let line = line.with_context(|| format!("/proc/stat has no {name}"))?;
+    let fields: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();
+    // user nice system idle iowait irq softirq; time that the machine did not have is nobody's.
+    ensure!(fields.len() >= 7, "/proc/stat: {line:?}");
+    let all: u64 = fields[..7].iter().sum();
+    Ok([all - fields[3] - fields[4], all])
+}

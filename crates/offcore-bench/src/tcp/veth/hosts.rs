@@ -1,0 +1,275 @@
+//! The near ends: a host of ours on a port, and the kernel's TCP in its place.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use offcore_dma::{Binding, Mover};
+use offcore_flow::host::{self, App, Calls, HostPort};
+use offcore_flow::worker::Worker;
+use offcore_mem::Pool;
+use offcore_port::af_packet::AfPacketPort;
+use offcore_port::af_xdp::AfXdpPort;
+use offcore_port::spec::PortSpec;
+use offcore_port::{Port, QueueSetup};
+use offcore_session::{Reader, Writer};
+use offcore_stats::page::StatsPage;
+use offcore_stats::{Stage, lcore};
+use offcore_tcp::path::Path;
+use offcore_tcp::proto::{CallError, Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
+
+use super::stream::{CHUNK, Phase, Position, bound_waits, read, write};
+use super::{Cell, Under};
+use crate::peer::netns::Netns;
+use crate::tcp::link::{STALLED, Side};
+
+/// How long a connection has to end.
+const END: Duration = Duration::from_millis(20);
+
+/// Who is at the near end.
+pub(super) trait Near: Send {
+    fn address(&self) -> SocketAddr;
+
+    /// Bytes that have been read, or written, so far.
+    fn moved(&self) -> Arc<AtomicU64>;
+
+    /// Serves a connection on a core until its window is over; the part of what counts in which it did something, if it
+    /// knows.
+    fn serve(&mut self, lcore: usize, phase: &Phase) -> Result<Option<f64>>;
+}
+
+/// The kernel's TCP.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    side: Side,
+    listener: TcpListener,
+    moved: Arc<AtomicU64>,
+}
+
+impl Kernel {
+    pub(super) fn listen(side: Side, netns: &Netns) -> Result<Self> {
+        let listener = netns.within(|| Ok(TcpListener::bind(near_address(78))?))?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { side, listener, moved: Arc::default() })
+    }
+}
+
+impl Near for Kernel {
+    fn address(&self) -> SocketAddr {
+        near_address(78)
+    }
+
+    fn moved(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.moved)
+    }
+
+    fn serve(&mut self, lcore: usize, phase: &Phase) -> Result<Option<f64>> {
+        lcore::pin(lcore)?;
+        let since = Instant::now();
+        let stream = loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => break stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+            if phase.is_over() {
+                return Ok(None);
+            }
+            ensure!(since.elapsed() < STALLED, "nobody has connected for {STALLED:?}");
+            thread::sleep(Duration::from_millis(1));
+        };
+        stream.set_nonblocking(false)?;
+        bound_waits(&stream)?;
+        match self.side {
+            Side::Send => write(&stream, &self.moved, phase)?,
+            Side::Receive => read(&stream, &self.moved, phase)?,
+        }
+        Ok(None)
+    }
+}
+
+/// A host of ours.
+#[derive(Debug)]
+pub(super) struct Host {
+    worker: Worker,
+    moved: Arc<AtomicU64>,
+    wrong: Arc<AtomicBool>,
+    /// After the worker, which has its queues.
+    _port: Box<dyn Port>,
+}
+
+impl Host {
+    /// On an interface of `netns`.
+    pub(super) fn open(cell: Cell, netns: &Netns, interface: &str, pool: &'static Pool) -> Result<Self> {
+        let page = StatsPage::new(1 << 16)?;
+        let mut mover = Mover::new();
+        let (mut port, rx, tx) = netns.within(|| {
+            let mut port = open(cell.under, interface, pool)?;
+            let rx = port.rx_queue(0, setup(&mut mover, &page))?;
+            let tx = port.tx_queue(0, setup(&mut mover, &page))?;
+            Ok((port, rx, tx))
+        })?;
+        port.tend();
+        let mut stack = Stack::new(Config { secret: [7; 16], ..Config::default() }).context("FIFOs")?;
+        let mut out = Out::default();
+        let address = near_address(77).ip();
+        let addresses = vec![Prefix { address, len: 24 }];
+        let iface = IfaceConfig { mac: port.mac(), mtu: 1500, addresses, routes: Vec::new() };
+        stack.add_iface(1, &iface, &mut out);
+        let mut path = Path::new(stack, out, &mut mover, pool);
+        path.bind(&mut mover, &Binding::core(), &Binding::core())?;
+        let (moved, wrong) = (Arc::default(), Arc::default());
+        let app = Talk::new(cell.side, Arc::clone(&moved), Arc::clone(&wrong));
+        let ports = vec![HostPort { rx: vec![rx], tx, spread: None }];
+        let host = host::Host::new(path, ports, Box::new(app))?;
+        let worker = Worker::new(vec![Box::new(host)], mover, pool.cache());
+        Ok(Self { worker, moved, wrong, _port: port })
+    }
+
+    /// Ticks of the stage clock so far, and those that were idle.
+    fn ticks(&self) -> [u64; 2] {
+        let all = Stage::ALL.iter().map(|&stage| self.worker.clock.ticks(stage)).sum();
+        [all, self.worker.clock.ticks(Stage::Idle)]
+    }
+}
+
+fn open(under: Under, interface: &str, pool: &'static Pool) -> Result<Box<dyn Port>> {
+    Ok(match format!("{}:{interface}", under.port()).parse()? {
+        PortSpec::AfXdp(spec) => Box::new(AfXdpPort::open(&spec, pool)?),
+        PortSpec::AfPacket(spec) => Box::new(AfPacketPort::open(&spec, pool)?),
+        other => bail!("{other} is no port that goes over veth"),
+    })
+}
+
+fn setup<'a>(mover: &'a mut Mover, stats: &'a StatsPage) -> QueueSetup<'a> {
+    QueueSetup { mover, stats, binding: Binding::core(), port: "port0" }
+}
+
+impl Near for Host {
+    fn address(&self) -> SocketAddr {
+        near_address(77)
+    }
+
+    fn moved(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.moved)
+    }
+
+    fn serve(&mut self, lcore: usize, phase: &Phase) -> Result<Option<f64>> {
+        lcore::pin(lcore)?;
+        let mut before = None;
+        while !phase.is_over() {
+            self.worker.round();
+            if before.is_none() && phase.counts() {
+                before = Some(self.ticks());
+            }
+        }
+        let after = self.ticks();
+        let since = Instant::now();
+        while since.elapsed() < END {
+            self.worker.round();
+        }
+        ensure!(!self.wrong.load(Ordering::Relaxed), "wrong bytes have come");
+        let busy = |before: [u64; 2]| {
+            let [all, idle] = [0, 1].map(|i| (after[i] - before[i]) as f64);
+            1.0 - idle / all.max(1.0)
+        };
+        Ok(before.map(busy))
+    }
+}
+
+/// Writes a stream to who connects, or reads and compares one.
+#[derive(Debug)]
+struct Talk {
+    side: Side,
+    stream: Option<Stream>,
+    buffer: Box<[u8]>,
+    moved: Arc<AtomicU64>,
+    wrong: Arc<AtomicBool>,
+}
+
+#[derive(Debug)]
+struct Stream {
+    conn: ConnId,
+    reader: Reader,
+    writer: Writer,
+    at: Position,
+}
+
+impl Talk {
+    fn new(side: Side, moved: Arc<AtomicU64>, wrong: Arc<AtomicBool>) -> Self {
+        Self { side, stream: None, buffer: vec![0; CHUNK].into(), moved, wrong }
+    }
+
+    fn serve(&mut self, calls: &mut Calls<'_>) {
+        let Some(Stream { conn, reader, writer, at }) = &mut self.stream else { return };
+        let mut moved = 0;
+        loop {
+            let n = match self.side {
+                Side::Send => writer.write(at.next(CHUNK)),
+                Side::Receive => reader.read(&mut self.buffer),
+            };
+            if n == 0 {
+                break;
+            }
+            moved += n as u64;
+            let told = match self.side {
+                Side::Send => {
+                    at.advance(n);
+                    calls.stack.written(calls.now, *conn, calls.out)
+                }
+                Side::Receive => {
+                    if !at.take(&self.buffer[..n]) {
+                        self.wrong.store(true, Ordering::Relaxed);
+                    }
+                    calls.stack.consumed(calls.now, *conn, calls.out)
+                }
+            };
+            if told.is_err() {
+                break;
+            }
+        }
+        if self.side == Side::Send {
+            calls.stack.want_room(*conn);
+        }
+        self.moved.fetch_add(moved, Ordering::Relaxed);
+    }
+}
+
+impl App for Talk {
+    fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
+        calls.stack.listen(None, near_address(77).port(), 16).map(drop)
+    }
+
+    fn event(&mut self, event: Event, calls: &mut Calls<'_>) {
+        match event {
+            Event::Incoming { listener } => {
+                while let Some(conn) = calls.stack.accept(listener) {
+                    let memory = calls.stack.memory();
+                    self.stream = calls.stack.slot(conn).and_then(|slot| {
+                        let reader = Reader::new(Arc::clone(memory), slot)?;
+                        let writer = Writer::new(Arc::clone(memory), slot)?;
+                        Some(Stream { conn, reader, writer, at: Position::default() })
+                    });
+                    self.serve(calls);
+                }
+            }
+            Event::Readable(_) | Event::Writable(_) | Event::Connected(_) => self.serve(calls),
+            Event::EndOfStream(conn) | Event::Closed(conn, _) => {
+                self.stream = self.stream.take().filter(|stream| stream.conn != conn);
+                calls.close(conn);
+            }
+            Event::AddressConflict { .. } => {}
+        }
+    }
+
+    fn stop(&mut self, _: &mut Calls<'_>) {}
+}
+
+/// The near end's address and port.
+fn near_address(network: u8) -> SocketAddr {
+    ([10, network, 0, 2], 5001).into()
+}

@@ -1,0 +1,121 @@
+//! A stream, and what both ends do with it.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use offcore_stats::SplitMix;
+
+/// Bytes that are written or read at a time.
+pub(super) const CHUNK: usize = 64 << 10;
+/// How long a connection takes to get up to speed.
+pub(super) const SETTLE: Duration = Duration::from_millis(100);
+/// What streams repeat: no multiple of anything that could be lost or repeated as a whole.
+const PERIOD: usize = 65_521;
+
+static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let mut random = SplitMix::new(17);
+    let once: Vec<u8> = (0..PERIOD).map(|_| random.next() as u8).collect();
+    once.iter().copied().cycle().take(PERIOD + CHUNK).collect()
+});
+
+/// How far a window is; both ends and who counts share it.
+#[derive(Debug, Default)]
+pub(super) struct Phase(AtomicU8);
+
+impl Phase {
+    const COUNTS: u8 = 1;
+    const OVER: u8 = 2;
+
+    /// What moves from now on counts.
+    pub(super) fn count(&self) {
+        self.0.store(Self::COUNTS, Ordering::Relaxed);
+    }
+
+    pub(super) fn end(&self) {
+        self.0.store(Self::OVER, Ordering::Relaxed);
+    }
+
+    pub(super) fn counts(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == Self::COUNTS
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == Self::OVER
+    }
+}
+
+/// A place in a stream.
+#[derive(Debug, Default)]
+pub(super) struct Position(usize);
+
+impl Position {
+    /// What comes next, `len` bytes of it, which is [`CHUNK`] at most.
+    pub(super) fn next(&self, len: usize) -> &'static [u8] {
+        &PATTERN[self.0..self.0 + len]
+    }
+
+    pub(super) fn advance(&mut self, len: usize) {
+        self.0 = (self.0 + len) % PERIOD;
+    }
+
+    /// Whether `bytes` are what comes next, which they are from now on.
+    pub(super) fn take(&mut self, bytes: &[u8]) -> bool {
+        let right = self.next(bytes.len()) == bytes;
+        self.advance(bytes.len());
+        right
+    }
+}
+
+/// Writes the stream until the other end goes.
+pub(super) fn write(mut stream: &TcpStream, moved: &AtomicU64, phase: &Phase) -> Result<()> {
+    let mut at = Position::default();
+    while !phase.is_over() {
+        match stream.write(at.next(CHUNK)) {
+            Ok(n) => {
+                at.advance(n);
+                moved.fetch_add(n as u64, Ordering::Relaxed);
+            }
+            Err(error) if is_end(error.kind()) => break,
+            Err(error) if is_pause(error.kind()) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Reads the stream until it ends, and compares it.
+pub(super) fn read(mut stream: &TcpStream, moved: &AtomicU64, phase: &Phase) -> Result<()> {
+    let (mut at, mut buffer) = (Position::default(), vec![0; CHUNK]);
+    while !phase.is_over() {
+        match stream.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => {
+                ensure!(at.take(&buffer[..n]), "wrong bytes have come");
+                moved.fetch_add(n as u64, Ordering::Relaxed);
+            }
+            Err(error) if is_end(error.kind()) => break,
+            Err(error) if is_pause(error.kind()) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn is_end(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
+}
+
+/// Nothing has moved for as long as a socket waits.
+fn is_pause(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+/// A stream's socket waits for so long, so that whoever uses it sees that it is to stop.
+pub(super) fn bound_waits(stream: &TcpStream) -> Result<()> {
+    stream.set_read_timeout(Some(SETTLE))?;
+    Ok(stream.set_write_timeout(Some(SETTLE))?)
+}
