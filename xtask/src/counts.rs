@@ -1,7 +1,8 @@
 //! Instruction counts of the hot functions: exact on any machine, where times on a shared machine are not.
 //!
-//! `crates/offcore-vhost/examples/counts.rs` runs one case at a time; callgrind counts what happens inside its function
-//! `counted`. What a packet costs is kept in counts.toml and may grow by 3 % at most.
+//! `crates/offcore-vhost/examples/counts.rs` and `crates/offcore-flow/examples/tcp_counts.rs` run one case at a time;
+//! callgrind counts what happens inside their function `counted`. What a packet costs is kept in counts.toml and may grow by
+//! 3 % at most.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,6 +21,8 @@ const HEAD: &str = "\
 # `cargo xtask test` fails where a count grows by more than 3 %. After a change that is worth its instructions:
 # `cargo xtask counts --update`, and say in the commit why. docs/measuring.md tells more.
 ";
+/// The examples that are counted.
+const EXAMPLES: [&str; 2] = ["counts", "tcp_counts"];
 /// A count that has grown by this factor or less is the same.
 const TOLERANCE: f64 = 1.03;
 
@@ -81,29 +84,38 @@ fn differences(kept: &Counts, counted: &Counts) -> Vec<String> {
     lines
 }
 
-/// Builds the example and counts every case.
+/// Builds the examples and counts every case.
 fn count(project: &Project) -> Result<Counts> {
+    let examples = EXAMPLES.iter().flat_map(|example| ["--example", example]);
     let status = project
         .cargo()
         // Of the whole workspace: as the tests have built it.
-        .args(["build", "--release", "--quiet", "--workspace", "--example", "counts"])
+        .args(["build", "--release", "--quiet", "--workspace"])
+        .args(examples)
         .args(setup::features())
         .status()
         .context("cannot run cargo")?;
-    ensure!(status.success(), "the example counts does not build");
-    let example = project.target.join("release/examples/counts");
-    let listed =
-        Command::new(&example).output().with_context(|| format!("cannot run {}", example.display()))?;
-    let cases = String::from_utf8(listed.stdout).context("the names of the cases")?;
-    ensure!(listed.status.success() && !cases.is_empty(), "{} lists no cases", example.display());
-    cases.lines().map(|case| Ok((case.to_owned(), count_case(project, &example, case)?))).collect()
+    ensure!(status.success(), "the examples {} do not build", EXAMPLES.join(" and "));
+    let mut counts = Counts::new();
+    for name in EXAMPLES {
+        let example = project.target.join("release/examples").join(name);
+        let listed =
+            Command::new(&example).output().with_context(|| format!("cannot run {}", example.display()))?;
+        let cases = String::from_utf8(listed.stdout).context("the names of the cases")?;
+        ensure!(listed.status.success() && !cases.is_empty(), "{} lists no cases", example.display());
+        for case in cases.lines() {
+            counts.insert(case.to_owned(), count_case(project, &example, name, case)?);
+        }
+    }
+    Ok(counts)
 }
 
-/// Runs one case under callgrind; returns instructions per packet.
-fn count_case(project: &Project, example: &PathBuf, case: &str) -> Result<f64> {
+/// Runs one case of an example under callgrind; returns instructions per packet.
+fn count_case(project: &Project, example: &PathBuf, name: &str, case: &str) -> Result<f64> {
     let profile = project.target.join(format!("callgrind.{case}.out"));
     let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--quiet", "--collect-atstart=no", "--toggle-collect=counts::counted*"])
+        .args(["--tool=callgrind", "--quiet", "--collect-atstart=no"])
+        .arg(format!("--toggle-collect={name}::counted*"))
         .arg(format!("--callgrind-out-file={}", profile.display()))
         .arg(example)
         .arg(case)

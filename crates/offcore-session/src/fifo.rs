@@ -250,7 +250,7 @@ impl<D: Direction> Fifo<D> {
         } else if self.table.is_none() && end - self.room_from <= SMALL as u64 {
             self.make_small(arena, share)
         } else {
-            self.make_large(arena, position, end, share)
+            self.has_large(position, end) || self.make_large(arena, position, end, share)
         };
         if made {
             self.end = self.end.max(end);
@@ -267,6 +267,13 @@ impl<D: Direction> Fifo<D> {
             self.describe(arena);
         }
         self.small.is_some()
+    }
+
+    /// Whether a range is in large blocks that there are: most often it is in the one that the last one was in.
+    #[inline]
+    fn has_large(&self, position: u64, end: u64) -> bool {
+        let missing = |table: &Table| table.missing(block_number(position), block_number(end - 1));
+        position >= self.p0 && self.table.as_deref().and_then(missing) == Some(0)
     }
 
     fn make_large(&mut self, arena: &mut Arena, position: u64, end: u64, share: Share) -> bool {

@@ -63,5 +63,5 @@ pub use ip::IpProtocol;
 pub use ipv4::{Ipv4Header, Ipv4Packet, Ipv4PacketMut};
 pub use ipv6::{Fragment, Ipv6Header, Ipv6Packet};
 pub use tcp::{SackBlock, TcpFlags, TcpHeader, TcpOptions, TcpSegment, Timestamps};
-pub use template::{UdpEndpoint, UdpFlow, UdpTemplate};
+pub use template::{TcpTemplate, TcpVarying, UdpEndpoint, UdpFlow, UdpTemplate};
 pub use udp::{UdpDatagram, UdpDatagramMut, UdpHeader};

@@ -3,6 +3,8 @@
 //! They are laid out as testpmd's `txonly` and `flowgen` write theirs: no IPv4 options, identification 0, time to live
 //! 64, the IPv4 checksum filled, no UDP checksum.
 
+mod tcp;
+
 use std::net::Ipv4Addr;
 
 use crate::{
@@ -13,6 +15,8 @@ use crate::{
     ip::IpProtocol,
     ipv4, udp,
 };
+
+pub use tcp::{TCP_HEADERS_LEN, TcpTemplate, TcpVarying};
 
 /// Length of the three headers in bytes.
 pub const UDP_HEADERS_LEN: usize = UDP + udp::HEADER_LEN;

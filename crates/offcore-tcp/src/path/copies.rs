@@ -8,7 +8,7 @@ use offcore_mem::{Packet, Pool};
 use offcore_stats::StageClock;
 
 use super::{Placing, Sending};
-use crate::proto::{Place, Stack};
+use crate::proto::Stack;
 
 /// A packet that is copied to or from a FIFO.
 pub(super) trait Copied {
@@ -19,14 +19,13 @@ pub(super) trait Copied {
 impl Copied for Placing {
     #[inline]
     fn copies(&self, stack: &Stack, pool: &Pool, mut each: impl FnMut(NonNull<u8>, NonNull<u8>, usize)) {
-        let Place { conn, pos, skip, len, .. } = self.place;
-        let skip = usize::from(skip);
-        let mut to = stack.place_pieces(conn, pos, len);
+        let skip = usize::from(self.place.skip);
+        let Some(mut to) = stack.place_pieces(&self.place) else { return };
         if !self.packet.is_segmented() {
             // SAFETY: inside the packet's data, or where it ends.
             let mut src = unsafe { self.packet.data().add(skip.min(self.packet.len())) };
             let mut left = self.packet.len().saturating_sub(skip);
-            to.for_each(|(dst, room)| {
+            for (dst, room) in to {
                 let n = room.min(left);
                 if n > 0 {
                     each(src, dst, n);
@@ -34,7 +33,7 @@ impl Copied for Placing {
                 left -= n;
                 // SAFETY: as above.
                 src = unsafe { src.add(n) };
-            });
+            }
             return;
         }
         pair(&self.packet, pool, skip, &mut to, &mut each);
@@ -44,19 +43,12 @@ impl Copied for Placing {
 impl Copied for Sending {
     #[inline]
     fn copies(&self, stack: &Stack, pool: &Pool, mut each: impl FnMut(NonNull<u8>, NonNull<u8>, usize)) {
+        let Some(mut from) = stack.plan_pieces(&self.plan) else { return };
         if self.packet.is_segmented() {
-            return pair(
-                &self.packet,
-                pool,
-                0,
-                &mut stack.plan_pieces(&self.plan),
-                &mut |segment, piece, n| {
-                    each(piece, segment, n);
-                },
-            );
+            return pair(&self.packet, pool, 0, &mut from, &mut |segment, piece, n| each(piece, segment, n));
         }
         let (mut dst, mut room) = (self.packet.data(), self.packet.len());
-        stack.plan_pieces(&self.plan).for_each(|(src, len)| {
+        for (src, len) in from {
             let n = len.min(room);
             if n > 0 {
                 each(src, dst, n);
@@ -64,7 +56,7 @@ impl Copied for Sending {
             room -= n;
             // SAFETY: inside the packet's data, or where it ends.
             dst = unsafe { dst.add(n) };
-        });
+        }
     }
 }
 

@@ -27,12 +27,6 @@ pub(crate) enum TxChecksum {
     Payload(Sum),
 }
 
-/// Bytes of Ethernet, IP and TCP headers.
-#[inline]
-pub(crate) fn len(envelope: &Envelope, fields: &Fields) -> usize {
-    envelope.len() + tcp::HEADER_LEN + fields.options.len()
-}
-
 /// Writes Ethernet, IP and TCP headers in front of `payload_len` bytes, from the beginning of `to` on, which is long
 /// enough; returns their length and where the TCP header begins.
 #[inline]

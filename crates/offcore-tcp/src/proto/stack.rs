@@ -6,7 +6,7 @@ use std::sync::Arc;
 use offcore_mem::mapping::MemoryError;
 use offcore_session::layout::LARGE;
 use offcore_session::{Arena, Memory, Place as Slot};
-use offcore_wire::{IpProtocol, MacAddr, Sum, TcpFlags};
+use offcore_wire::{IpProtocol, MacAddr, Sum, TcpFlags, TcpVarying, Timestamps};
 
 use super::addr::{ConnId, FlowKey, SOCKETS};
 use super::config::Config;
@@ -21,9 +21,8 @@ use super::ip::{self, Frame, IpHeaders};
 use super::isn::Origins;
 use super::keepalive::Silence;
 use super::net::Net;
-use super::output::{self, TxChecksum};
 use super::packet::{
-    Cause, DropReason, Drops, Event, HEAD, Next, Out, Plan, RxChecksum, RxSeg, Sealed, Verdict,
+    Cause, DropReason, Drops, Event, HEAD, Next, Out, Place, Plan, RxChecksum, RxSeg, Sealed, Verdict,
 };
 use super::ports::Ports;
 use super::receive::AckNeed;
@@ -391,32 +390,44 @@ impl Stack {
             tcb.sender.unplanned(&next);
             return Sealed::Obsolete;
         }
-        let station = self.net.link(now, tcb, out);
-        let iface = tcb.way.iface;
-        let own = self.net.ifaces[usize::from(iface)].mac;
         // Without a station the packet is as good as lost; retransmission finds it again when the neighbour answers.
-        let mut envelope = tcb.envelope(own, station.unwrap_or(MacAddr([0xff; 6])));
-        envelope.ident = self.net.next_ident();
-        envelope.ecn = u8::from(tcb.agreed.ecn && !next.again && plan.len > 0) << 1;
-        let mut flags = TcpFlags::ACK;
+        let dst_mac = self.net.link(now, tcb, out).unwrap_or(MacAddr([0xff; 6]));
+        let iface = tcb.way.iface;
+        let src_mac = self.net.ifaces[usize::from(iface)].mac;
+        let ident = self.net.next_ident();
+        let new_data = !next.again && plan.len > 0;
+        let mut flags = TcpFlags::ACK | tcb.echo_congestion();
         if plan.len > 0 && tcb.sender.is_last(next.range.end) {
             flags = flags | TcpFlags::PSH;
         }
         if next.fin {
             flags = flags | TcpFlags::FIN;
         }
-        if tcb.agreed.ecn && !next.again && plan.len > 0 && tcb.sender.recovery.cwr_due() {
+        if tcb.agreed.ecn && new_data && tcb.sender.recovery.cwr_due() {
             tcb.sender.recovery.cwr_sent();
             flags = flags | TcpFlags::CWR;
         }
-        let seq = tcb.sender.seq(plan.pos);
-        let fields = tcb.fields(now, seq, flags, false);
+        let (ack, window) = tcb.receiver.acknowledge();
+        let varying = TcpVarying {
+            src_mac,
+            dst_mac,
+            ident,
+            ecn: u8::from(tcb.agreed.ecn && new_data) << 1,
+            seq: tcb.sender.seq(plan.pos),
+            ack,
+            flags,
+            window,
+            timestamps: tcb.timestamps(now).unwrap_or(Timestamps { value: 0, echo: 0 }),
+            payload_len: plan.len as usize,
+            payload,
+        };
         tcb.sender.published(now, &next);
-        let checksum = payload.map_or(TxChecksum::Port, TxChecksum::Payload);
-        let to = &mut to[HEAD - output::len(&envelope, &fields)..];
-        let (headers, transport) = output::write(to, &envelope, &fields, plan.len as usize, checksum);
-        if let Some(deadline) = tcb.deadline() {
-            self.wheel.set(plan.conn.index, deadline);
+        let template = tcb.template();
+        let (_, to) = to.split_last_chunk_mut().expect("headers fit what protocols see of a packet");
+        template.write(to, &varying);
+        let (headers, transport) = (template.header_len(), template.transport());
+        if let Some(deadline) = tcb.sender.deadline() {
+            self.wheel.set_earlier(plan.conn.index, deadline);
         }
         let mss = conn.tcb.sender.mss();
         let segment = if plan.len > u32::from(mss) { mss } else { 0 };
@@ -457,40 +468,35 @@ impl Stack {
 
     /// Where the bytes of a [`Place`](super::packet::Place) belong: addresses and lengths.
     #[inline]
-    pub fn place_pieces(
-        &self,
-        conn: ConnId,
-        pos: u64,
-        len: u32,
-    ) -> impl Iterator<Item = (NonNull<u8>, usize)> {
-        let fifo = match self.conns.get(conn) {
-            Some(conn) => Some(&conn.rx),
-            None => self.udp.rx(conn),
+    pub fn place_pieces(&self, place: &Place) -> Option<impl Iterator<Item = (NonNull<u8>, usize)>> {
+        let fifo = match self.conns.get(place.conn) {
+            Some(conn) => &conn.rx,
+            None => self.udp.rx(place.conn)?,
         };
-        fifo.into_iter().flat_map(move |fifo| fifo.pieces(&self.arena, pos, len as usize))
+        Some(fifo.pieces(&self.arena, place.pos, place.len as usize))
     }
 
     /// Where the bytes of a plan are: addresses and lengths.
     #[inline]
-    pub fn plan_pieces(&self, plan: &Plan) -> impl Iterator<Item = (NonNull<u8>, usize)> {
-        let (pos, len) = (plan.pos, plan.len as usize);
+    pub fn plan_pieces(&self, plan: &Plan) -> Option<impl Iterator<Item = (NonNull<u8>, usize)>> {
         let fifo = match self.conns.get(plan.conn) {
-            Some(conn) => Some(&conn.tx),
-            None => self.udp.tx(plan.conn),
+            Some(conn) => &conn.tx,
+            None => self.udp.tx(plan.conn)?,
         };
-        fifo.into_iter().flat_map(move |fifo| fifo.pieces(&self.arena, pos, len))
+        Some(fifo.pieces(&self.arena, plan.pos, plan.len as usize))
     }
 
     /// Does what is due by `now`; returns when something is due next.
     pub fn timers(&mut self, now: u64, out: &mut Out) {
         let mut due = arrayvec::ArrayVec::<u32, EXPIRIES>::new();
         self.wheel.expire(now, EXPIRIES, |index| due.push(index));
-        for index in due {
+        // By reference: moving the list costs more than what is in it, which is mostly nothing.
+        for &index in &due {
             self.conn_timer(now, index, out);
         }
-        let mut due = arrayvec::ArrayVec::<u32, EXPIRIES>::new();
+        due.clear();
         self.half_wheel.expire(now, EXPIRIES, |index| due.push(index));
-        for index in due {
+        for &index in &due {
             self.half_timer(now, index, out);
         }
         self.grow();

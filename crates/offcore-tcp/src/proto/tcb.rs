@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use offcore_wire::{IpProtocol, MacAddr, SackBlock, TcpFlags, TcpOptions, Timestamps};
+use offcore_wire::{IpProtocol, MacAddr, SackBlock, TcpFlags, TcpOptions, TcpTemplate, Timestamps};
 
 use super::addr::FlowKey;
 use super::iface::Way;
 use super::ip::Envelope;
 use super::keepalive::Keeping;
-use super::output::Fields;
-use super::packet::Cause;
+use super::output::{self, Fields, TxChecksum};
+use super::packet::{Cause, HEAD};
 use super::receive::{AckNeed, Receiver};
 use super::send::Sender;
 
@@ -79,6 +79,7 @@ pub(crate) struct Tcb {
     pub key: FlowKey,
     pub way: Way,
     pub link: Option<Link>,
+    template: Option<TcpTemplate>,
     pub state: State,
     pub agreed: Agreed,
     pub receiver: Receiver,
@@ -116,6 +117,7 @@ impl Tcb {
             key,
             way,
             link: None,
+            template: None,
             state: State::SynSent,
             agreed: Agreed::default(),
             receiver,
@@ -162,13 +164,50 @@ impl Tcb {
         may
     }
 
+    /// The timestamps of a segment that goes out now.
+    #[inline]
+    pub(crate) fn timestamps(&self, now: u64) -> Option<Timestamps> {
+        let value = self.timestamp(now)?;
+        Some(Timestamps { value, echo: self.receiver.recent().unwrap_or(0) })
+    }
+
+    /// Tells the peer of congestion marks (RFC 3168, 6.1.3).
+    #[inline]
+    pub(crate) fn echo_congestion(&self) -> TcpFlags {
+        if self.agreed.ecn && self.receiver.echo_congestion { TcpFlags::ECE } else { TcpFlags(0) }
+    }
+
+    /// The headers of its data, of which everything is known but what varies.
+    #[inline]
+    pub(crate) fn template(&mut self) -> &TcpTemplate {
+        if self.template.is_none() {
+            self.template = Some(self.make_template());
+        }
+        self.template.as_ref().expect("it has just been made")
+    }
+
+    #[cold]
+    fn make_template(&self) -> TcpTemplate {
+        let none = MacAddr([0; 6]);
+        let mut headers = [0; HEAD];
+        let timestamps = self.agreed.timestamps.map(|_| Timestamps { value: 0, echo: 0 });
+        let fields = Fields {
+            src_port: self.key.local_port(),
+            dst_port: self.key.remote_port(),
+            seq: 0,
+            ack: 0,
+            flags: TcpFlags::ACK,
+            window: 0,
+            options: TcpOptions { timestamps, ..TcpOptions::default() },
+        };
+        let (len, _) = output::write(&mut headers, &self.envelope(none, none), &fields, 0, TxChecksum::Port);
+        TcpTemplate::new(&headers[..len]).expect("headers as they are written have a template")
+    }
+
     /// The header of a segment that goes out now, at `seq`. It acknowledges all that has come.
     #[inline]
     pub(crate) fn fields(&mut self, now: u64, seq: u32, flags: TcpFlags, with_sack: bool) -> Fields {
-        let mut options = TcpOptions::default();
-        if let Some(value) = self.timestamp(now) {
-            options.timestamps = Some(Timestamps { value, echo: self.receiver.recent().unwrap_or(0) });
-        }
+        let mut options = TcpOptions { timestamps: self.timestamps(now), ..TcpOptions::default() };
         if with_sack && self.agreed.sack && self.receiver.has_sack() {
             let room = if options.timestamps.is_some() { 3 } else { 4 };
             let ranges = self.receiver.sack_ranges(room);
@@ -179,7 +218,7 @@ impl Tcb {
             options.sack = ranges.into_iter().map(block).collect();
         }
         let (ack, window) = self.receiver.acknowledge();
-        let echo = if self.agreed.ecn && self.receiver.echo_congestion { TcpFlags::ECE } else { TcpFlags(0) };
+        let echo = self.echo_congestion();
         Fields {
             src_port: self.key.local_port(),
             dst_port: self.key.remote_port(),

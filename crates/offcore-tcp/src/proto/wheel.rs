@@ -83,6 +83,14 @@ impl Wheel {
         }
     }
 
+    /// Sets the timer of `index` unless it is set to an earlier time.
+    #[inline]
+    pub(super) fn set_earlier(&mut self, index: u32, deadline_us: u64) {
+        if self.nodes.get(index as usize).is_some_and(|node| deadline_us < node.deadline) {
+            self.set(index, deadline_us);
+        }
+    }
+
     /// Switches the timer of `index` off. It stays linked until its slot's turn comes, unless it is set again.
     #[inline]
     pub(super) fn cancel(&mut self, index: u32) {

@@ -87,7 +87,7 @@ impl Bed {
         self.stack.written(1, self.conn, &mut self.out).unwrap();
         let mut bytes = Vec::new();
         let all = Next { range: 0..self.shown as u64, fin: false, again: false };
-        for (address, len) in self.stack.plan_pieces(&Plan::new(self.conn, 0, &all)) {
+        for (address, len) in self.stack.plan_pieces(&Plan::new(self.conn, 0, &all)).unwrap() {
             // SAFETY: blocks that the connection has, and to which nobody writes.
             bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(address.as_ptr(), len) });
         }

@@ -238,7 +238,7 @@ impl Host {
     /// Makes a copy to an rx_fifo.
     fn copy(&self, place: &Place, bytes: &[u8]) {
         let mut done = 0;
-        for (address, len) in self.stack.place_pieces(place.conn, place.pos, place.len) {
+        for (address, len) in self.stack.place_pieces(place).into_iter().flatten() {
             // SAFETY: the stack has covered the range, and it is not committed yet.
             unsafe {
                 std::ptr::copy_nonoverlapping(bytes[done..].as_ptr(), address.as_ptr(), len);
@@ -301,7 +301,7 @@ impl Host {
         }
         for plan in plans {
             let mut bytes = Vec::with_capacity(plan.len as usize);
-            for (address, len) in self.stack.plan_pieces(&plan) {
+            for (address, len) in self.stack.plan_pieces(&plan).into_iter().flatten() {
                 // SAFETY: the application has written these bytes, and they are not acknowledged.
                 bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(address.as_ptr(), len) });
             }
