@@ -32,6 +32,7 @@ mod reassembly;
 mod receive;
 mod recovery;
 mod run;
+mod seal;
 mod segment;
 mod send;
 mod shortage;

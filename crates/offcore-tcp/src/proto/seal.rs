@@ -1,0 +1,88 @@
+//! What becomes of a plan when its copies are done: the packet's headers, as they are right then; or nothing.
+
+use offcore_wire::{MacAddr, Sum, TcpFlags, TcpVarying, Timestamps};
+
+use super::packet::{HEAD, Out, Plan, Sealed};
+use super::stack::Stack;
+use super::tcb::State;
+
+impl Stack {
+    /// The copies of `plan` are done: writes the packet's headers, as they are right now, to the end of `to`, which is what
+    /// lies in front of the payload. `payload` is the sum of the payload when the port does not complete checksums.
+    #[inline]
+    pub fn seal(
+        &mut self,
+        now: u64,
+        plan: &Plan,
+        payload: Option<Sum>,
+        to: &mut [u8; HEAD],
+        out: &mut Out,
+    ) -> Sealed {
+        let Some(conn) = self.conns.get_mut(plan.conn) else { return Sealed::Obsolete };
+        conn.planned -= 1;
+        conn.tx.unhold(&mut self.arena, plan.pos, plan.len as usize);
+        let next = plan.next();
+        let tcb = &mut conn.tcb;
+        let end = next.range.end + u64::from(next.fin);
+        if tcb.state == State::Closed {
+            self.free_when_done(plan.conn);
+            return Sealed::Obsolete;
+        }
+        if next.again && end <= tcb.sender.una() {
+            tcb.sender.unplanned(&next);
+            return Sealed::Obsolete;
+        }
+        // Without a station the packet is as good as lost; retransmission finds it again when the neighbour answers.
+        let dst_mac = self.net.link(now, tcb, out).unwrap_or(MacAddr([0xff; 6]));
+        let iface = tcb.way.iface;
+        let src_mac = self.net.ifaces[usize::from(iface)].mac;
+        let ident = self.net.next_ident();
+        let new_data = !next.again && plan.len > 0;
+        let mut flags = TcpFlags::ACK | tcb.echo_congestion();
+        if plan.len > 0 && tcb.sender.is_last(next.range.end) {
+            flags = flags | TcpFlags::PSH;
+        }
+        if next.fin {
+            flags = flags | TcpFlags::FIN;
+        }
+        if tcb.agreed.ecn && new_data && tcb.sender.recovery.cwr_due() {
+            tcb.sender.recovery.cwr_sent();
+            flags = flags | TcpFlags::CWR;
+        }
+        let (ack, window) = tcb.receiver.acknowledge();
+        let varying = TcpVarying {
+            src_mac,
+            dst_mac,
+            ident,
+            ecn: u8::from(tcb.agreed.ecn && new_data) << 1,
+            seq: tcb.sender.seq(plan.pos),
+            ack,
+            flags,
+            window,
+            timestamps: tcb.timestamps(now).unwrap_or(Timestamps { value: 0, echo: 0 }),
+            payload_len: plan.len as usize,
+            payload,
+        };
+        tcb.sender.published(now, &next);
+        let template = tcb.template();
+        let (_, to) = to.split_last_chunk_mut().expect("headers fit what protocols see of a packet");
+        template.write(to, &varying);
+        let (headers, transport) = (template.header_len(), template.transport());
+        if let Some(deadline) = tcb.sender.deadline() {
+            self.wheel.set_earlier(plan.conn.index, deadline);
+        }
+        let mss = conn.tcb.sender.mss();
+        let segment = if plan.len > u32::from(mss) { mss } else { 0 };
+        Sealed::Send { iface, headers: headers as u8, transport: transport as u8, segment }
+    }
+
+    /// A planned packet is not made: there is no buffer for it. What was planned after it is given up before it, so that it is
+    /// planned anew: nobody knows of a hole but the peer.
+    pub fn give_up(&mut self, plan: &Plan, out: &mut Out) {
+        let Some(conn) = self.conns.get_mut(plan.conn) else { return self.give_up_datagram(plan, out) };
+        conn.planned -= 1;
+        conn.tx.unhold(&mut self.arena, plan.pos, plan.len as usize);
+        conn.tcb.sender.unplanned(&plan.next());
+        self.touch(plan.conn);
+    }
+}
