@@ -213,7 +213,12 @@ impl<'a, T, const IMMEDIATE: bool> Batch<'a, T, IMMEDIATE> {
     #[inline(always)]
     pub fn room(&self) -> usize {
         let list = self.plan.copies.min(LIST).saturating_sub(self.list.len());
-        if IMMEDIATE { list } else { list.min(self.beside.remaining_capacity()) }
+        if IMMEDIATE {
+            return list;
+        }
+        // The core may come to make the copies that the next packet has already.
+        let next = self.list.len() - self.entered;
+        list.min(self.beside.remaining_capacity().saturating_sub(next))
     }
 
     /// Packets in flight with this queue, those of the batch included.

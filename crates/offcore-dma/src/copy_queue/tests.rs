@@ -181,6 +181,37 @@ fn what_is_not_worth_it_goes_to_the_core() {
 }
 
 #[test]
+fn room_counts_what_the_core_may_come_to_copy() {
+    let mut bed = Bed::new(Mode::Offload, 1, 1024);
+    let mut plan = bed.queue.plan(&mut bed.mover);
+    let Begun::Queued(mut batch) = bed.queue.begin(&mut bed.mover, &mut plan) else {
+        panic!("an engine copies")
+    };
+    let (from, to) = (bed.source.as_ptr(), bed.target.as_mut_ptr());
+    let mut packets = 0;
+    // Packets of many copies, for each of which there is asked, until the next one does not fit.
+    loop {
+        let copies = (0..100)
+            .take_while(|_| {
+                batch.room() > 0 && {
+                    batch.copy(from, to, 1);
+                    true
+                }
+            })
+            .count();
+        if copies < 100 {
+            batch.cancel();
+            break;
+        }
+        batch.enter_by_core(0);
+        packets += 1;
+    }
+    // SAFETY: both vectors live, and nobody else uses them.
+    unsafe { batch.submit(&mut bed.clock) };
+    assert_eq!((packets, bed.mover.stats().core_copies), (LIST / 100, LIST as u64 / 100 * 100));
+}
+
+#[test]
 fn stalled_copy_holds_up_its_key_only() {
     let mut bed = Bed::new(Mode::Offload, 1, 8);
     // The engine has the first packet, of key 1, and never answers; the core makes the others' copies.
