@@ -21,6 +21,7 @@ mod input;
 mod ip;
 mod isn;
 mod keepalive;
+mod memory;
 mod neighbour;
 mod net;
 mod opening;

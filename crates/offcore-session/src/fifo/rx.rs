@@ -2,6 +2,7 @@
 
 use super::{Fifo, Misuse, Rx};
 use crate::arena::{Arena, Share};
+use crate::layout::block_number;
 
 impl Fifo<Rx> {
     /// Makes blocks exist for the `len` bytes from `position` on, for all or for none. Bytes out of order get blocks of
@@ -46,6 +47,20 @@ impl Fifo<Rx> {
         Ok(head)
     }
 
+    /// Gives up what lies behind what is committed: it was there out of order, and is not any more. No copy is in flight.
+    pub fn forget(&mut self, arena: &mut Arena) {
+        debug_assert!(!self.is_held());
+        if self.table.is_some() {
+            // The block that the last committed byte is in may have bytes that were not read.
+            let first = match self.edge.checked_sub(1).filter(|last| *last >= self.p0) {
+                Some(last) => block_number(last) + 1,
+                None => block_number(self.p0),
+            };
+            self.free_blocks(arena, first, block_number(self.end));
+        }
+        self.end = self.edge;
+    }
+
     /// Gives all blocks back when everything is consumed, nothing is there out of order and no copy is in flight.
     /// Returns whether it is empty.
     pub fn shrink(&mut self, arena: &mut Arena) -> bool {
@@ -57,5 +72,41 @@ impl Fifo<Rx> {
         }
         self.clear(arena);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Reader;
+    use crate::layout::LARGE;
+
+    #[test]
+    fn what_is_forgotten_gives_its_blocks_back() {
+        let mut arena = Arena::new(4 << 20).unwrap();
+        let slot = arena.take_slot().unwrap();
+        let before = arena.free();
+        let mut reader = Reader::new(std::sync::Arc::clone(arena.memory()), slot).unwrap();
+        // Unread bytes end in the small block, at the end of a large one, and inside one.
+        for unread in [100, 4096, LARGE as u64, 3 * LARGE as u64 + 5] {
+            let mut fifo = Fifo::<Rx>::new(slot);
+            assert!(fifo.cover(&mut arena, 0, unread as usize));
+            fifo.commit(&arena, unread);
+            let with_unread = arena.free();
+            for block in 6..10 {
+                assert!(fifo.cover(&mut arena, block * LARGE as u64 + 7, 1));
+            }
+            fifo.forget(&mut arena);
+            assert_eq!(arena.free().large, with_unread.large, "behind {unread}");
+            // The stream goes on, and every block goes back.
+            assert!(fifo.cover(&mut arena, unread, 2 * LARGE));
+            fifo.commit(&arena, unread + 2 * LARGE as u64);
+            reader.consume(reader.available());
+            assert_eq!(fifo.consumed(&mut arena), Ok(unread + 2 * LARGE as u64));
+            assert!(fifo.shrink(&mut arena));
+            assert_eq!(arena.free(), before);
+            arena.slot(slot).reset();
+            reader = Reader::new(std::sync::Arc::clone(arena.memory()), slot).unwrap();
+        }
     }
 }

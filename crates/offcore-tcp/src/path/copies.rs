@@ -19,7 +19,7 @@ pub(super) trait Copied {
 impl Copied for Placing {
     #[inline]
     fn copies(&self, stack: &Stack, pool: &Pool, mut each: impl FnMut(NonNull<u8>, NonNull<u8>, usize)) {
-        let skip = usize::from(self.place.skip);
+        let skip = self.place.skip as usize;
         let Some(mut to) = stack.place_pieces(&self.place) else { return };
         if !self.packet.is_segmented() {
             // SAFETY: inside the packet's data, or where it ends.

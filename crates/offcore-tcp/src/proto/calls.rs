@@ -6,14 +6,13 @@ use std::net::{IpAddr, SocketAddr};
 use super::addr::{ConnId, FlowKey};
 use super::flows::{Entry, key_of};
 use super::handshake::Listener;
-use super::input::FIN_TIMEOUT;
 use super::keepalive::{KeepAlive, Keeping};
 use super::packet::{Cause, Out};
 use super::receive::Receiver;
 use super::send::Sender;
 use super::stack::Stack;
 use super::steering::{Owner, Share};
-use super::tcb::{Asking, State, Tcb};
+use super::tcb::{Asking, FIN_TIMEOUT, ORPHAN_RATE, State, Tcb};
 
 /// Why a call was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
@@ -210,6 +209,7 @@ impl Stack {
                 this.wants_room = true;
                 // No acknowledgement may be to come that would look again.
                 if this.is_short() {
+                    this.grant(&mut self.arena, &self.config);
                     self.shortage.wait(conn, this);
                 }
             }
@@ -273,12 +273,19 @@ impl Stack {
             return self.abort(now, conn, out);
         }
         tcb.orphan = true;
+        tcb.ends_by = now + FIN_TIMEOUT + tcb.sender.unacknowledged() * 1_000_000 / ORPHAN_RATE;
         if tcb.state == State::FinWait2 {
             tcb.give_up = Some(now + FIN_TIMEOUT);
             self.touch(conn);
             self.settle(now, out);
-        } else if self.shutdown(now, conn, out).is_err() {
-            self.free_when_done(conn);
+        } else {
+            tcb.go_on_ending(now);
+            // Whose stream has ended already is looked at for its deadline, too.
+            self.touch(conn);
+            if self.shutdown(now, conn, out).is_err() {
+                self.settle(now, out);
+                self.free_when_done(conn);
+            }
         }
     }
 

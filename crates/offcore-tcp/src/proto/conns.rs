@@ -4,11 +4,15 @@ use offcore_session::{Arena, Fifo, Misuse, Place, Rx, Tx};
 
 use super::addr::ConnId;
 use super::config::Config;
+use super::memory;
 use super::packet::{Event, Out};
 use super::tcb::{State, Tcb};
 
 /// Bytes that an application may write before it is seen to write much: one small block.
 const FIRST_GRANT: u64 = 4096;
+
+/// Time without a segment after which what is behind holes is forgotten.
+const HOLE_TIMEOUT: u64 = 60_000_000;
 
 /// A connection and its FIFOs.
 #[derive(Debug)]
@@ -88,13 +92,26 @@ impl Conn {
         end > edge || self.tx.grant(arena, edge + FIRST_GRANT)
     }
 
-    /// Gives back what a quiet connection does not need.
-    pub(super) fn trim(&mut self, arena: &mut Arena, config: &Config) {
+    /// Gives back what a quiet connection does not need. Where memory is short its application has no room until it wants
+    /// some.
+    pub(super) fn trim(&mut self, now: u64, arena: &mut Arena, config: &Config) {
         self.tcb.sender.recovery.release();
+        if self.tcb.receiver.has_holes() && self.tcb.placing == 0 {
+            // A peer that leaves a hole open for so long has forgotten it, or never meant to fill it.
+            let until = self.tcb.heard + HOLE_TIMEOUT;
+            if until > now {
+                self.tcb.trim = Some(until);
+            } else {
+                self.tcb.receiver.renege();
+                self.rx.forget(arena);
+            }
+        }
         self.rx.shrink(arena);
         if self.tx.shrink(arena) {
             self.ahead = FIRST_GRANT;
-            self.grant(arena, config);
+            if memory::has_plenty(arena) {
+                self.grant(arena, config);
+            }
         }
     }
 

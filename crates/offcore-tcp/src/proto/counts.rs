@@ -39,6 +39,8 @@ counters! {
         bad_sacks,
         /// Reductions because of marks (ECN).
         marks,
+        /// Segments that were not sent, since the station of their next hop was not known.
+        no_station,
         /// UDP datagrams taken and sent, and those that could not be sent: no way, or no unicast address.
         datagrams_received,
         datagrams_sent,

@@ -146,6 +146,7 @@ pub(super) fn connection(now: u64, both: &Both, wishes: &Wishes) -> Tcb {
     if let Some(timestamp) = offered.timestamp {
         receiver.start_timestamps(now, timestamp);
     }
+    receiver.set_largest(payload_of(mtu, remote, false));
     // The window of our SYN has been announced.
     receiver.acknowledge_syn();
     let mut tcb = Tcb::new(key, way, receiver, sender);

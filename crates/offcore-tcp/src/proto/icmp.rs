@@ -30,6 +30,7 @@ impl Stack {
     /// ICMP: echoes are answered in place.
     pub(super) fn icmp(
         &mut self,
+        now: u64,
         ip: &IpHeaders,
         packet: &mut RxSeg<'_>,
         to_us: bool,
@@ -45,7 +46,7 @@ impl Stack {
                 Ok(Verdict::Reply)
             }
             Icmpv4::Unreachable { code, mtu, quoted } => {
-                self.unreachable_v4(code, mtu, quoted, out);
+                self.unreachable_v4(now, (code, mtu), quoted, out);
                 Ok(Verdict::Consumed)
             }
             _ => Ok(Verdict::Consumed),
@@ -77,7 +78,7 @@ impl Stack {
                 Ok(Verdict::Consumed)
             }
             Icmpv6::PacketTooBig { mtu, quoted } => {
-                self.packet_too_big(mtu, quoted);
+                self.packet_too_big(now, mtu, quoted);
                 Ok(Verdict::Consumed)
             }
             _ => Ok(Verdict::Consumed),
@@ -117,7 +118,7 @@ impl Stack {
 
     /// A packet of ours was not delivered.
     #[cold]
-    pub(super) fn unreachable_v4(&mut self, code: u8, mtu: u16, quoted: &[u8], out: &mut Out) {
+    pub(super) fn unreachable_v4(&mut self, now: u64, (code, mtu): (u8, u16), quoted: &[u8], out: &mut Out) {
         let mtu = match (mtu, quoted) {
             (0, [_, _, high, low, ..]) => plateau(u16::from_be_bytes([*high, *low])),
             _ => mtu,
@@ -127,7 +128,7 @@ impl Stack {
         self.half_error(Quoted::v4(quoted), hard, smaller);
         let Some(id) = self.quoted(Quoted::v4(quoted)) else { return };
         match code {
-            icmpv4::FRAGMENTATION_NEEDED => self.set_path_mtu(id, mtu.max(LEAST_V4)),
+            icmpv4::FRAGMENTATION_NEEDED => self.set_path_mtu(now, id, mtu.max(LEAST_V4)),
             // These do not mend themselves (RFC 1122, 4.2.3.9).
             icmpv4::PROTOCOL_UNREACHABLE | icmpv4::PORT_UNREACHABLE => self.unreachable(id, out),
             _ => {}
@@ -156,7 +157,7 @@ impl Stack {
 
     /// A message that has less than every link of IPv6 takes is discarded (RFC 8201, 4).
     #[cold]
-    pub(super) fn packet_too_big(&mut self, mtu: u32, quoted: &[u8]) {
+    pub(super) fn packet_too_big(&mut self, now: u64, mtu: u32, quoted: &[u8]) {
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
         if mtu >= LEAST_V6 {
             self.half_error(Quoted::v6(quoted), false, Some(mtu));
@@ -164,28 +165,43 @@ impl Stack {
         if mtu >= LEAST_V6
             && let Some(id) = self.quoted(Quoted::v6(quoted))
         {
-            self.set_path_mtu(id, mtu);
+            self.set_path_mtu(now, id, mtu);
         }
     }
 
     /// Segments that are lost again and again may be too long for a path whose routers do not say so (RFC 2923, 2.1):
     /// shorter ones are tried, as short as every link of IPv6 takes, and nearly every one of IPv4.
     #[cold]
-    pub(super) fn avoid_black_hole(&mut self, id: ConnId) {
+    pub(super) fn avoid_black_hole(&mut self, now: u64, id: ConnId) {
         let Some(conn) = self.conns.get(id) else { return };
         let (sender, remote) = (&conn.tcb.sender, conn.tcb.key.remote().ip());
         let headers = LEAST_V6 - payload_of(LEAST_V6, remote, conn.tcb.agreed.timestamps.is_some());
-        self.set_path_mtu(id, plateau(sender.mss() + headers).max(LEAST_V6));
+        self.set_path_mtu(now, id, plateau(sender.mss() + headers).max(LEAST_V6));
     }
 
-    /// The path takes packets of `mtu` bytes at most.
-    fn set_path_mtu(&mut self, id: ConnId, mtu: u16) {
+    /// Somebody says that the path takes packets of `mtu` bytes at most. Where longer ones have got through, he may be a
+    /// stranger who guesses: he is believed when some get lost (RFC 5927, 7.2).
+    fn set_path_mtu(&mut self, now: u64, id: ConnId, mtu: u16) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let tcb = &mut conn.tcb;
         let mss = payload_of(mtu, tcb.key.remote().ip(), tcb.agreed.timestamps.is_some());
-        if mss < tcb.sender.mss() {
-            tcb.sender.set_mss(mss);
-            self.touch(id);
+        if mss >= tcb.sender.mss() {
+            return;
+        }
+        if mss < tcb.sender.proven() && tcb.sender.timeouts() == 0 {
+            tcb.path.get_or_insert_default().claimed = Some(mss);
+            return;
+        }
+        tcb.cut_segments(now, mss);
+        self.touch(id);
+    }
+
+    /// Data was lost: what was said of the path is believed.
+    #[cold]
+    pub(super) fn believe_path(&mut self, now: u64, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        if let Some(mss) = conn.tcb.path.as_ref().and_then(|path| path.claimed) {
+            conn.tcb.cut_segments(now, mss);
         }
     }
 }

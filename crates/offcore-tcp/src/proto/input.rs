@@ -5,16 +5,14 @@ use offcore_wire::TcpFlags;
 use super::addr::ConnId;
 use super::config::Config;
 use super::conns::Conn;
+use super::memory;
 use super::net::Net;
 use super::output;
 use super::packet::{Cause, DropReason, Event, Out, Place, Verdict};
 use super::run::Again;
 use super::segment::{Segment, range};
 use super::send::{Report, Strange};
-use super::tcb::{State, Tcb};
-
-/// How long a connection that the application has let go waits for the peer's FIN (as Linux).
-pub(super) const FIN_TIMEOUT: u64 = 60_000_000;
+use super::tcb::{FIN_TIMEOUT, State, Tcb};
 
 /// What a segment is taken by.
 #[derive(Debug)]
@@ -243,6 +241,10 @@ impl Input<'_> {
             return Ok(Outcome::Open);
         }
         self.net.neighbours.confirm(self.now, (tcb.way.iface, tcb.way.next_hop));
+        if tcb.orphan {
+            tcb.go_on_ending(self.now);
+        }
+        tcb.got_through(self.now, acked.newly_acked);
         conn.acknowledged(self.arena, self.id, self.config, self.out);
         Ok(Self::fin_acknowledged(&mut conn.tcb, self.now))
     }
@@ -290,8 +292,13 @@ impl Input<'_> {
         let next = tcb.receiver.next();
         let text = tcb.receiver.text(self.now, all, fin, |range| {
             let (start, len) = (range.start, (range.end - range.start) as usize);
-            // What the application can read next is always taken: it is what gives memory back.
-            fifo.cover(arena, start, len) || start == next && fifo.cover_reserved(arena, start, len)
+            // What the application can read next is always taken: it is what gives memory back. What is behind holes may be
+            // a byte for each block, and is taken while there is plenty.
+            if start == next {
+                fifo.cover(arena, start, len) || fifo.cover_reserved(arena, start, len)
+            } else {
+                memory::has_plenty(arena) && fifo.cover(arena, start, len)
+            }
         })?;
         let outcome = if tcb.receiver.end().is_some() { Self::fin_received(tcb) } else { Outcome::Open };
         // Who enters TIME-WAIT acknowledges the FIN there.
@@ -306,7 +313,7 @@ impl Input<'_> {
             self.out.places.push(Place {
                 conn: self.id,
                 pos: text.range.start,
-                skip: (payload_at as u64 + (text.range.start - start)) as u16,
+                skip: (payload_at as u64 + (text.range.start - start)) as u32,
                 len: (text.range.end - text.range.start) as u32,
                 commit_to: text.commit_to,
             });

@@ -197,7 +197,8 @@ pub(crate) struct Envelope {
     /// Explicit congestion notification, 0 to 3.
     pub ecn: u8,
     pub hops: u8,
-    /// Identification, of IPv4.
+    /// Identification, of IPv4. Of a packet that nobody fragments it says nothing, and is 0 (RFC 6864, 4.1): a counter would
+    /// tell everybody how many packets others get.
     pub ident: u16,
 }
 

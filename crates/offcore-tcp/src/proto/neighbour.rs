@@ -55,11 +55,14 @@ struct Entry {
     waiting: ArrayVec<Control, WAITING>,
 }
 
-/// The cache. It grows with the neighbours that there are, up to a limit; the one next due for something gives way.
+/// The cache. It grows with the neighbours that there are, up to a limit; then the one gives way that was not used for the
+/// longest time, or that is next due for something where all are used.
 #[derive(Debug)]
 pub(crate) struct Neighbours {
     entries: HashMap<Who, Entry>,
     due: BTreeSet<(u64, Who)>,
+    /// Those of them that nobody uses: they give way first.
+    unused: BTreeSet<(u64, Who)>,
     limit: usize,
     /// Changes when a station address changes or goes: who has kept one asks again.
     generation: u32,
@@ -68,7 +71,8 @@ pub(crate) struct Neighbours {
 
 impl Neighbours {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { entries: HashMap::new(), due: BTreeSet::new(), limit, generation: 0, answered: 0 }
+        let (due, unused) = Default::default();
+        Self { entries: HashMap::new(), due, unused, limit, generation: 0, answered: 0 }
     }
 
     /// How many neighbours have become known that were asked for.
@@ -133,6 +137,7 @@ impl Neighbours {
             let waiting = ArrayVec::new();
             let entry = Entry { mac, state: State::Stale, probes: 0, due: now + UNUSED, waiting };
             self.due.insert((entry.due, who));
+            self.unused.insert((entry.due, who));
             self.entries.insert(who, entry);
         }
         let Some(entry) = self.entries.get_mut(&who) else { return ArrayVec::new() };
@@ -220,7 +225,11 @@ impl Neighbours {
     fn enter(&mut self, who: Who, state: State, due: u64) {
         let Some(entry) = self.entries.get_mut(&who) else { return };
         self.due.remove(&(entry.due, who));
+        self.unused.remove(&(entry.due, who));
         self.due.insert((due, who));
+        if state == State::Stale {
+            self.unused.insert((due, who));
+        }
         entry.state = state;
         entry.due = due;
     }
@@ -228,13 +237,14 @@ impl Neighbours {
     fn forget(&mut self, who: Who) {
         if let Some(entry) = self.entries.remove(&who) {
             self.due.remove(&(entry.due, who));
+            self.unused.remove(&(entry.due, who));
             self.generation = self.generation.wrapping_add(1);
         }
     }
 
     fn make_room(&mut self) {
         if self.entries.len() >= self.limit
-            && let Some(&(_, who)) = self.due.first()
+            && let Some(&(_, who)) = self.unused.first().or(self.due.first())
         {
             self.forget(who);
         }

@@ -26,8 +26,6 @@ const BROADCAST: MacAddr = MacAddr([0xff; 6]);
 pub(crate) struct Net {
     pub ifaces: Vec<Iface>,
     pub neighbours: Neighbours,
-    /// Identification of the last IPv4 packet: workers take turns.
-    ident: u16,
     share: Share,
     defended: Option<u64>,
     /// Messages from somebody who has an address of ours.
@@ -39,7 +37,6 @@ impl Net {
         Self {
             ifaces: Vec::new(),
             neighbours: Neighbours::new(neighbours),
-            ident: share.worker as u16,
             share,
             defended: None,
             conflicts: 0,
@@ -86,7 +83,6 @@ impl Net {
         let station = self.station(now, who, out);
         envelope.src_mac = self.ifaces[usize::from(route.iface)].mac;
         envelope.dst_mac = station.unwrap_or(MacAddr([0; 6]));
-        envelope.ident = self.next_ident();
         let packet = Control::new(route.iface, |bytes| write(bytes, &envelope));
         match station {
             Some(_) => out.controls.push(packet),
@@ -108,11 +104,6 @@ impl Net {
     pub(crate) fn has(&self, address: IpAddr) -> bool {
         let mut all = self.ifaces.iter().flat_map(|iface| &iface.addresses);
         all.any(|own| own.prefix.address == address)
-    }
-
-    pub(crate) fn next_ident(&mut self) -> u16 {
-        self.ident = self.ident.wrapping_add(self.share.of as u16);
-        self.ident
     }
 
     /// Whether this stack announces and defends addresses and answers who asks for them, for all workers.
@@ -190,7 +181,9 @@ impl Net {
         let wanted = iface.owns(message.target_ip.into());
         if !message.sender_ip.is_unspecified() && !message.sender_mac.is_multicast() {
             let answer = wanted && message.operation == ArpOperation::Reply;
-            let said = Said { answer, replaces: true, wanted };
+            // Who is not of the link's networks is nobody's next hop.
+            let near = iface.addresses.iter().any(|own| own.prefix.contains(message.sender_ip.into()));
+            let said = Said { answer, replaces: true, wanted: wanted && near };
             self.learned(now, (number, message.sender_ip.into()), message.sender_mac, said, out);
         }
         if wanted && self.speaks() && message.operation == ArpOperation::Request {
@@ -207,6 +200,10 @@ impl Net {
     }
 
     fn learned(&mut self, now: u64, who: Who, mac: MacAddr, said: Said, out: &mut Out) {
+        // No neighbour's station is that of many.
+        if mac.is_multicast() {
+            return;
+        }
         out.controls.extend(self.neighbours.learn(now, who, mac, said));
     }
 

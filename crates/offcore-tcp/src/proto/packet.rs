@@ -51,7 +51,7 @@ pub struct Place {
     /// Position of the first byte in the stream.
     pub pos: u64,
     /// Offset of the first byte in the packet.
-    pub skip: u16,
+    pub skip: u32,
     /// Bytes to copy, at least one.
     pub len: u32,
     /// Position up to which the application may see data when this and all earlier copies of the connection are done.

@@ -52,8 +52,10 @@ pub(crate) struct Receiver {
     round: (u64, u64),
     /// Position of the peer's FIN, when it has come; `next` is beyond it when all before it has come, too.
     fin: Option<u64>,
-    /// Largest segment seen of late, as an estimate of the peer's.
-    pub peer_mss: u16,
+    /// Largest segment seen, as an estimate of the peer's, and the largest that it may send: what is longer has been put
+    /// together on its way.
+    peer_mss: u16,
+    largest: u16,
     pub scale: u8,
     quick: u8,
     need: AckNeed,
@@ -79,6 +81,7 @@ impl Receiver {
             round: (0, 0),
             fin: None,
             peer_mss: 536,
+            largest: u16::MAX,
             scale,
             quick: QUICK_SEGMENTS,
             need: AckNeed::No,
@@ -87,6 +90,11 @@ impl Receiver {
             islands: None,
             echo_congestion: false,
         }
+    }
+
+    /// The peer has been told that segments have so many bytes of payload at most.
+    pub(crate) fn set_largest(&mut self, largest: u16) {
+        self.largest = largest;
     }
 
     /// Next position expected.
@@ -257,7 +265,7 @@ impl Receiver {
     #[inline]
     fn need_ack(&mut self, now: u64, len: u64) {
         let due = self.next - self.acknowledged;
-        self.peer_mss = self.peer_mss.max(len.min(u64::from(u16::MAX)) as u16);
+        self.peer_mss = self.peer_mss.max(len.min(u64::from(self.largest)) as u16);
         // At the beginning every second segment; later a vector's segments have one acknowledgement.
         self.quick = self.quick.saturating_sub(1);
         if due >= 2 * u64::from(self.peer_mss) {
@@ -352,6 +360,19 @@ impl Receiver {
             ranges.extend(islands.newest(left));
         }
         ranges
+    }
+
+    /// Whether something is there behind a hole.
+    pub(crate) fn has_holes(&self) -> bool {
+        self.islands.is_some()
+    }
+
+    /// Forgets what is behind holes, as a receiver may (RFC 2018, 8): the peer sends it again.
+    pub(crate) fn renege(&mut self) {
+        self.islands = None;
+        if self.fin.is_some_and(|fin| fin > self.next) {
+            self.fin = None;
+        }
     }
 
     /// Whether SACK blocks are due.

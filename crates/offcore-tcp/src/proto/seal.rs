@@ -1,6 +1,6 @@
 //! What becomes of a plan when its copies are done: the packet's headers, as they are right then; or nothing.
 
-use offcore_wire::{MacAddr, Sum, TcpFlags, TcpVarying, Timestamps};
+use offcore_wire::{Sum, TcpFlags, TcpVarying, Timestamps};
 
 use super::packet::{HEAD, Out, Plan, Sealed};
 use super::stack::Stack;
@@ -32,11 +32,15 @@ impl Stack {
             tcb.sender.unplanned(&next);
             return Sealed::Obsolete;
         }
-        // Without a station the packet is as good as lost; retransmission finds it again when the neighbour answers.
-        let dst_mac = self.net.link(now, tcb, out).unwrap_or(MacAddr([0xff; 6]));
+        let Some(dst_mac) = self.net.link(now, tcb, out) else {
+            // As good as lost: it is sent again when the neighbour has answered. Nobody else is to read it.
+            tcb.sender.published(now, &next);
+            self.counts.no_station += 1;
+            self.touch(plan.conn);
+            return Sealed::Obsolete;
+        };
         let iface = tcb.way.iface;
         let src_mac = self.net.ifaces[usize::from(iface)].mac;
-        let ident = self.net.next_ident();
         let new_data = !next.again && plan.len > 0;
         let mut flags = TcpFlags::ACK | tcb.echo_congestion();
         if plan.len > 0 && tcb.sender.is_last(next.range.end) {
@@ -53,7 +57,6 @@ impl Stack {
         let varying = TcpVarying {
             src_mac,
             dst_mac,
-            ident,
             ecn: u8::from(tcb.agreed.ecn && new_data) << 1,
             seq: tcb.sender.seq(plan.pos),
             ack,

@@ -62,6 +62,8 @@ pub(crate) struct Sender {
     pub no_delay: bool,
     /// Bytes of payload in a segment, at most.
     mss: u16,
+    /// Bytes of the longest segment that has got through.
+    proven: u16,
     /// When a window that is closed, or too small, is looked at again.
     persist: Option<u64>,
     /// Probes of the window since it was open.
@@ -86,6 +88,7 @@ impl Sender {
             fin_planned: false,
             no_delay: false,
             mss,
+            proven: 0,
             persist: None,
             persist_tries: 0,
             unanswered: 0,
@@ -162,8 +165,13 @@ impl Sender {
         self.mss
     }
 
+    /// Bytes of the longest segment that has got through since it was last cut.
+    pub(crate) fn proven(&self) -> u16 {
+        self.proven
+    }
+
     pub(crate) fn set_mss(&mut self, mss: u16) {
-        self.mss = mss;
+        (self.mss, self.proven) = (mss, self.proven.min(mss));
         self.recovery.set_mss(mss.into());
     }
 
@@ -215,6 +223,9 @@ impl Sender {
                 has_data: report.has_data,
             },
         );
+        if acked.newly_acked >= self.mss.into() {
+            self.proven = self.mss;
+        }
         if advanced || self.edge > self.next() {
             self.persist = None;
             self.persist_tries = 0;
@@ -222,8 +233,8 @@ impl Sender {
         Ok(acked)
     }
 
-    /// A segment at position `at` that goes on with the last one repeats its acknowledgement and window. Whether that says
-    /// nothing: all of ours is acknowledged by it, and was quietly.
+    /// A segment at position `at` that goes on with the last one repeats its acknowledgement and its window, which is the
+    /// present one. Whether that says nothing: all of ours is acknowledged by it, and was quietly.
     #[inline]
     pub(crate) fn hears_again(&mut self, ack: u32, at: u64) -> bool {
         let una = self.una();
@@ -232,6 +243,11 @@ impl Sender {
         }
         self.updated = (at, una);
         true
+    }
+
+    /// Whether the window is that of the segment at position `at`.
+    pub(crate) fn has_window_of(&self, at: Option<u64>) -> bool {
+        at == Some(self.updated.0)
     }
 
     /// RFC 9293, 3.10.7.4: the window of a newer segment counts. Returns whether it has changed.

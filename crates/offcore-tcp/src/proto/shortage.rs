@@ -1,30 +1,15 @@
-//! When there is less memory for FIFOs than connections want.
+//! Applications that wait for memory to write to.
 //!
-//! A few blocks are kept for what applications can read next, so that those who read give memory back whatever others hold.
 //! Who can write nothing for want of memory is looked after now and then: of a connection that has nothing under way no
 //! acknowledgement comes that would do it.
 
 use std::collections::VecDeque;
 
-use offcore_mem::mapping::MemoryError;
-use offcore_session::Arena;
-use offcore_session::layout::LARGE;
-
 use super::addr::ConnId;
 use super::conns::Conn;
 
-/// Blocks that are kept, at most, and what part of all.
-const RESERVE: usize = 64;
-const RESERVE_SHARE: usize = 8;
 /// Microseconds until they are looked after again.
 const AGAIN: u64 = 10_000;
-
-/// The memory of FIFOs.
-pub(super) fn arena(memory: usize) -> Result<Arena, MemoryError> {
-    let mut arena = Arena::new(memory)?;
-    arena.reserve(RESERVE.min(memory / LARGE / RESERVE_SHARE));
-    Ok(arena)
-}
 
 /// Connections whose applications wait for memory to write to, in order.
 #[derive(Debug, Default)]

@@ -74,7 +74,7 @@ pub(super) struct Sockets {
     pub by_address: HashMap<(Option<IpAddr>, u16), u32>,
     /// Those that may have something to send.
     ready: VecDeque<u32>,
-    /// The second that errors were last sent in, and how many.
+    /// The second that errors were last sent in, and how many more may be.
     errors: (u64, u32),
     /// Packets that were fragmented.
     fragmented: u64,
@@ -155,14 +155,15 @@ impl Sockets {
         self.slots[index as usize].socket.take()
     }
 
-    /// Whether an ICMP error may be sent now.
-    pub(super) fn may_complain(&mut self, now: u64) -> bool {
-        let (second, sent) = &mut self.errors;
+    /// Whether an ICMP error may be sent now. How many may be is by `chance`, other in each second: who asks in somebody
+    /// else's name cannot count how many of the questions were answered (CVE-2020-25705).
+    pub(super) fn may_complain(&mut self, now: u64, chance: impl FnOnce() -> u32) -> bool {
+        let (second, left) = &mut self.errors;
         if *second != now / 1_000_000 {
-            (*second, *sent) = (now / 1_000_000, 0);
+            (*second, *left) = (now / 1_000_000, ERRORS / 2 + chance() % (ERRORS / 2));
         }
-        *sent += 1;
-        *sent <= ERRORS
+        *left = left.saturating_sub(1);
+        *left > 0
     }
 
     /// The number of the next packet that is fragmented.

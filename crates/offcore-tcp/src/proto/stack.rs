@@ -20,6 +20,7 @@ use super::input::{Input, Outcome};
 use super::ip::{self, Frame, IpHeaders};
 use super::isn::Origins;
 use super::keepalive::Silence;
+use super::memory;
 use super::net::Net;
 use super::packet::{Cause, DropReason, Drops, Event, Next, Out, Place, Plan, RxChecksum, RxSeg, Verdict};
 use super::ports::Ports;
@@ -27,7 +28,6 @@ use super::receive::AckNeed;
 use super::run::Run;
 use super::segment::Segment;
 use super::send::Due;
-use super::shortage;
 use super::shortage::Shortage;
 use super::sockets::Sockets;
 use super::steering::Steering;
@@ -75,8 +75,9 @@ pub struct Stack {
     ready: std::collections::VecDeque<u32>,
     pub(super) drops: Drops,
     pub(super) counts: StackCounts,
-    /// The connection that [`counts`](Self::counts) begins with next.
+    /// The connection that [`counts`](Self::counts) begins with next, and the one that was last asked for memory.
     pub(super) told: u32,
+    pub(super) reclaimed: u32,
     /// The system has no more memory for FIFOs.
     grown_out: bool,
 }
@@ -96,7 +97,7 @@ impl Stack {
             cookies: Cookies::new(&config.secret),
             net: Net::new(config.neighbours, config.share),
             steering: Steering::new(&config.secret, config.share),
-            arena: shortage::arena(config.memory)?,
+            arena: memory::arena(config.memory)?,
             conns: Conns::new(config.connections.min(SOCKETS - 1)),
             flows: Flows::new(&config.secret, config.connections.min(1 << 16) as usize),
             halves: Vec::new(),
@@ -113,6 +114,7 @@ impl Stack {
             drops: Drops::default(),
             counts: StackCounts::default(),
             told: 0,
+            reclaimed: 0,
             grown_out: false,
             config,
         })
@@ -228,7 +230,7 @@ impl Stack {
             IpProtocol::UDP if to_us && to_station && !ip.src.is_unspecified() => {
                 self.datagram(now, &ip, packet, out)
             }
-            IpProtocol::ICMP if ip.dst.is_ipv4() => self.icmp(&ip, packet, to_us, out),
+            IpProtocol::ICMP if ip.dst.is_ipv4() => self.icmp(now, &ip, packet, to_us, out),
             IpProtocol::ICMPV6 if ip.dst.is_ipv6() => self.icmpv6(now, iface, &ip, packet, to_us, out),
             _ => Err(DropReason::NoConnection),
         }
@@ -247,7 +249,11 @@ impl Stack {
         match self.flows.find(&key, |entry| self.key_of(entry)) {
             Some(Entry::Conn(index)) => {
                 let verdict = self.conn_segment(now, index, segment, out)?;
-                if verdict == Verdict::Place {
+                let repeatable = |conn: &Conn| {
+                    let at = conn.tcb.receiver.position(segment.seq);
+                    conn.tcb.sender.has_window_of(at)
+                };
+                if verdict == Verdict::Place && self.conns.peek(index).is_some_and(repeatable) {
                     self.run = Run::after(index, ip, segment);
                 }
                 Ok(verdict)
@@ -276,13 +282,14 @@ impl Stack {
         if !std::mem::replace(&mut conn.tcb.touched, true) {
             self.touched.push(index);
         }
-        conn.tcb.heard = now;
         if conn.tcb.state == State::SynSent {
             return self.syn_sent_segment(now, id, segment, out);
         }
         let Self { net, arena, config, .. } = self;
         let mut input = Input { now, id, net, arena, config, out };
         let (verdict, outcome) = input.segment(conn, segment)?;
+        // What anybody can send does not count.
+        conn.tcb.heard = now;
         match outcome {
             Outcome::Open => {}
             Outcome::TimeWait => self.enter_time_wait(now, id, out),
@@ -419,6 +426,9 @@ impl Stack {
             self.half_timer(now, index, out);
         }
         self.grow();
+        if !memory::has_plenty(&self.arena) {
+            self.reclaim();
+        }
         if !self.shortage.is_empty() {
             self.feed(out);
         }
@@ -459,11 +469,14 @@ impl Stack {
             return self.ask_again(now, id, out);
         }
         if tcb.give_up.is_some_and(|due| due <= now) {
+            if tcb.state != State::FinWait2 {
+                self.net.abort(now, tcb, out);
+            }
             return self.over(id, Cause::TimedOut, out);
         }
         if tcb.trim.is_some_and(|due| due <= now) && tcb.deadline() == tcb.trim {
             tcb.trim = None;
-            conn.trim(&mut self.arena, &self.config);
+            conn.trim(now, &mut self.arena, &self.config);
             if let Some(deadline) = conn.tcb.deadline() {
                 self.wheel.set(index, deadline);
             }
@@ -484,8 +497,12 @@ impl Stack {
             if conn.tcb.sender.timeouts() > TIMEOUTS {
                 return self.over(id, Cause::TimedOut, out);
             }
-            if conn.tcb.sender.timeouts() >= SUSPICIOUS {
-                self.avoid_black_hole(id);
+            let timeouts = conn.tcb.sender.timeouts();
+            if timeouts > 0 {
+                self.believe_path(now, id);
+            }
+            if timeouts >= SUSPICIOUS {
+                self.avoid_black_hole(now, id);
             }
         }
         self.keep_alive(now, id, out);

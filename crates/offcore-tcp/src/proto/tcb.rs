@@ -13,6 +13,14 @@ use super::packet::{Cause, HEAD};
 use super::receive::{AckNeed, Receiver};
 use super::send::Sender;
 
+/// How long a path is believed to take short packets only.
+const PATH_AGE: u64 = 600_000_000;
+/// How long a connection that the application has let go waits for the peer: for its FIN, or for it to take anything
+/// (as Linux).
+pub(super) const FIN_TIMEOUT: u64 = 60_000_000;
+/// Bytes a second that it has to take then, on average.
+pub(super) const ORPHAN_RATE: u64 = 1 << 10;
+
 /// Time between two answers to segments that do not belong into the window (RFC 5961, 7; as Linux).
 pub(super) const CHALLENGE: u64 = 500_000;
 
@@ -65,6 +73,16 @@ pub(crate) struct Link {
     pub until: u64,
 }
 
+/// Segments that were cut shorter for the path.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PathMtu {
+    /// Bytes of payload that somebody says the path takes, though longer segments have got through: believed when some are
+    /// lost (RFC 5927, 7.2).
+    pub claimed: Option<u16>,
+    /// When segments were cut shorter, and how long they were before.
+    pub cut: Option<(u64, u16)>,
+}
+
 /// A connection that is being asked for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asking {
@@ -89,8 +107,11 @@ pub(crate) struct Tcb {
     pub committed: u64,
     /// Copies to the rx_fifo that have not been reported.
     pub placing: u32,
-    /// When a connection that waits for the peer's FIN only is given up.
+    /// When a connection that the application has let go of is given up, as things are; and at the latest.
     pub give_up: Option<u64>,
+    pub ends_by: u64,
+    /// What ICMP has said of the path, where it has said anything.
+    pub path: Option<Box<PathMtu>>,
     /// When the last segment has come.
     pub heard: u64,
     /// Whether, and when, a silent peer is asked for.
@@ -126,6 +147,8 @@ impl Tcb {
             committed: 0,
             placing: 0,
             give_up: None,
+            ends_by: u64::MAX,
+            path: None,
             heard: 0,
             keeping: None,
             trim: None,
@@ -153,6 +176,33 @@ impl Tcb {
     #[inline]
     pub(crate) fn timestamp(&self, now: u64) -> Option<u32> {
         self.agreed.timestamps.map(|offset| offset.wrapping_add((now / 1000) as u32))
+    }
+
+    /// The path takes segments with `mss` bytes of payload at most.
+    pub(crate) fn cut_segments(&mut self, now: u64, mss: u16) {
+        let path = self.path.get_or_insert_default();
+        let before = path.cut.map_or(self.sender.mss(), |(_, before)| before);
+        (path.cut, path.claimed) = (Some((now, before)), None);
+        self.sender.set_mss(mss);
+    }
+
+    /// `acked` bytes have got through. What was said of the path meanwhile is not so; what was said long ago is tried again
+    /// (RFC 1191, 6.3; RFC 8201, 4).
+    pub(crate) fn got_through(&mut self, now: u64, acked: u64) {
+        let Some(path) = self.path.as_deref_mut() else { return };
+        if acked >= self.sender.mss().into() {
+            path.claimed = None;
+        }
+        if let Some((_, before)) = path.cut.filter(|(since, _)| now - since >= PATH_AGE) {
+            self.path = None;
+            self.sender.set_mss(before);
+        }
+    }
+
+    /// The application has let go, and the peer has taken more of what is to be sent: a peer that takes nothing, or next to
+    /// nothing, would keep the memory otherwise (as Linux's limits of orphans).
+    pub(crate) fn go_on_ending(&mut self, now: u64) {
+        self.give_up = Some(self.ends_by.min(now + FIN_TIMEOUT));
     }
 
     /// Whether a segment that does not belong here may be answered now.

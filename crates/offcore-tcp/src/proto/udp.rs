@@ -37,9 +37,16 @@ impl Stack {
         if !address.as_ref().is_none_or(|address| self.net.has(*address)) {
             return Err(CallError::NotOurs);
         }
+        let from = self.fragment_ident();
         let in_use = |port| self.udp.by_address.contains_key(&(address, port));
         let port = match port {
-            0 => self.config.ports.clone().find(|port| !in_use(*port)).ok_or(CallError::NoPort)?,
+            // Any that is free (RFC 6056, 3.3.1): nobody is to know it in advance.
+            0 => {
+                let range = self.config.ports.clone();
+                let (first, count) = (u32::from(*range.start()), range.len() as u32);
+                let mut ports = (0..count).map(|n| (first + from.wrapping_add(n) % count) as u16);
+                ports.find(|port| !in_use(*port)).ok_or(CallError::NoPort)?
+            }
             port if in_use(port) => return Err(CallError::InUse),
             port => port,
         };
@@ -133,7 +140,7 @@ impl Stack {
         }
         socket.rx.hold(pos, len as usize);
         socket.placing += 1;
-        out.places.push(Place { conn: id, pos, skip: skip as u16, len, commit_to: end });
+        out.places.push(Place { conn: id, pos, skip: skip as u32, len, commit_to: end });
         Ok(Verdict::Place)
     }
 
@@ -348,7 +355,7 @@ impl Stack {
         let mut envelope = Envelope::new(way.source, peer.ip(), IpProtocol::UDP);
         envelope.src_mac = self.net.ifaces[usize::from(way.iface)].mac;
         envelope.dst_mac = station.unwrap_or(MacAddr([0; 6]));
-        envelope.ident = self.net.next_ident();
+        envelope.ident = self.fragment_ident() as u16;
         let at = envelope.len();
         let len = udp::HEADER_LEN + plan.len as usize;
         let to = &mut to[HEAD - at - udp::HEADER_LEN..];
@@ -399,7 +406,8 @@ impl Stack {
     /// Says that nobody takes datagrams to a port (RFC 1122, 4.1.3.1; RFC 4443, 3.1).
     #[cold]
     fn port_unreachable(&mut self, now: u64, ip: &IpHeaders, head: &[u8], out: &mut Out) {
-        if !self.udp.may_complain(now) {
+        let Self { udp, origins, .. } = self;
+        if !udp.may_complain(now, || origins.ident(u64::MAX - now / 1_000_000)) {
             return;
         }
         let Some(way) = self.net.way(ip.src) else { return };

@@ -269,13 +269,18 @@ fn nobody_is_told_more_than_a_thousand_times_a_second() {
     // To port 9, without a checksum.
     frame[36..38].copy_from_slice(&9u16.to_be_bytes());
     frame[40..42].fill(0);
-    let now = world.now;
-    let mut told = 0;
-    for _ in 0..3000 {
-        world.ends[1].receive(now, &frame);
-        told += world.ends[1].turn(now).len();
+    let mut told = [0; 4];
+    for told in &mut told {
+        world.now += 1_000_000;
+        let now = world.now;
+        for _ in 0..3000 {
+            world.ends[1].receive(now, &frame);
+            *told += world.ends[1].turn(now).len();
+        }
     }
-    assert_eq!(told, 1000);
+    // How many it is, nobody can rely on.
+    assert!(told.iter().all(|told| (400..=1000).contains(told)), "{told:?}");
+    assert!(told.iter().any(|other| *other != told[0]), "{told:?}");
 }
 
 #[test]

@@ -182,7 +182,7 @@ impl Host {
             match verdict {
                 Verdict::Place => {
                     let place = places.next().expect("each has a place");
-                    let from = usize::from(place.skip);
+                    let from = place.skip as usize;
                     let bytes = frame[from..from + place.len as usize].to_vec();
                     self.order(Copying::Place(place, bytes));
                 }

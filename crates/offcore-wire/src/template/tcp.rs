@@ -23,8 +23,6 @@ const ECHO: usize = tcp::HEADER_LEN + 8;
 pub struct TcpVarying {
     pub src_mac: MacAddr,
     pub dst_mac: MacAddr,
-    /// Identification, of IPv4.
-    pub ident: u16,
     /// Explicit congestion notification, 0 to 3.
     pub ecn: u8,
     pub seq: u32,
@@ -116,7 +114,6 @@ impl TcpTemplate {
         let none = TcpVarying {
             src_mac: MacAddr([0; 6]),
             dst_mac: MacAddr([0; 6]),
-            ident: 0,
             ecn: 0,
             seq: 0,
             ack: 0,
@@ -169,11 +166,9 @@ impl TcpTemplate {
         put(to, link + ethernet::field::SRC, v.src_mac.0);
         if IP == ipv4::HEADER_LEN {
             let total_len = (IP + transport_len) as u16;
-            let sum =
-                u32::from(self.ip.value()) + u32::from(total_len) + u32::from(v.ident) + u32::from(v.ecn);
+            let sum = u32::from(self.ip.value()) + u32::from(total_len) + u32::from(v.ecn);
             to[ip + ipv4::field::DSCP_ECN] |= v.ecn;
             put(to, ip + ipv4::field::TOTAL_LEN, total_len.to_be_bytes());
-            put(to, ip + ipv4::field::IDENT, v.ident.to_be_bytes());
             put(to, ip + ipv4::field::CHECKSUM, Sum::from(sum).checksum().to_be_bytes());
         } else {
             // The traffic class has its lower half at the top of the second byte.
@@ -244,7 +239,7 @@ mod tests {
                 dst,
                 protocol: IpProtocol::TCP,
                 dscp_ecn: v.ecn,
-                ident: v.ident,
+                ident: 7,
                 dont_fragment: true,
                 ttl: 64,
                 total_len: (ip_len + transport_len) as u16,
@@ -281,7 +276,6 @@ mod tests {
         TcpVarying {
             src_mac: MACS[(seed % 2) as usize],
             dst_mac: MACS[(seed / 2 % 2) as usize],
-            ident: number() as u16,
             ecn: (number() % 4) as u8,
             seq: number(),
             ack: number(),

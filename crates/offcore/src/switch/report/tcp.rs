@@ -68,13 +68,14 @@ const ENDED: [(&str, &str); 6] = [
     ("unreachable", "unreachable"),
     ("aborted", "aborted"),
 ];
-const SEEN: [(&str, &str); 12] = [
+const SEEN: [(&str, &str); 13] = [
     ("timeouts", "timeouts"),
     ("spurious", "spurious reductions undone"),
     ("reordered", "ACKs that showed reordering"),
     ("duplicates", "ACKs of duplicates"),
     ("bad_sacks", "SACK blocks of nothing in flight"),
     ("marks", "ECN marks heeded"),
+    ("no_station", "segments without the next hop's station"),
     ("cookies_sent", "SYN cookies sent"),
     ("time_wait_evicted", "connections evicted from TIME-WAIT"),
     ("address_conflicts", "address conflicts"),

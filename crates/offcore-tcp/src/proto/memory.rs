@@ -1,0 +1,27 @@
+//! The memory of FIFOs, of which there may be less than connections want.
+//!
+//! A few blocks are kept for what applications can read next, so that those who read give memory back whatever others hold.
+//! The last quarter is for who needs it now.
+
+use offcore_mem::mapping::MemoryError;
+use offcore_session::Arena;
+use offcore_session::layout::LARGE;
+
+/// Blocks that are kept, at most, and what part of all.
+const RESERVE: usize = 64;
+const RESERVE_SHARE: usize = 8;
+/// What part of the memory has to be free for what may never be of use.
+const PLENTY: usize = 4;
+
+/// The memory of FIFOs.
+pub(super) fn arena(memory: usize) -> Result<Arena, MemoryError> {
+    let mut arena = Arena::new(memory)?;
+    arena.reserve(RESERVE.min(memory / LARGE / RESERVE_SHARE));
+    Ok(arena)
+}
+
+/// Whether there is memory for what may never be of use: a quarter of all, and what is left of the limit counts.
+pub(super) fn has_plenty(arena: &Arena) -> bool {
+    let (len, limit) = arena.len_and_limit();
+    arena.free().large * LARGE + (limit - len) >= limit / PLENTY
+}

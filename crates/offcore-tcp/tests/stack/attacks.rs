@@ -1,0 +1,462 @@
+//! What strangers, peers and stations of the link may not achieve: to keep memory, to starve others, to end or to slow down
+//! connections of which they see nothing.
+
+use std::net::Ipv4Addr;
+
+use offcore_tcp::proto::{Cause, Config, ConnId};
+use offcore_wire::{Arp, ArpOperation, EtherType, MacAddr, TcpFlags, TcpHeader, TcpOptions, arp, ethernet};
+
+use crate::frame::{self, append, forge};
+use crate::host::{Host, mac};
+use crate::hostile::peer::{self, THEIRS};
+use crate::world::World;
+
+const SECOND: u64 = 1_000_000;
+const ISN: u32 = 100;
+
+fn header(port: u16, seq: u32, ack: u32, flags: TcpFlags, window: u16) -> TcpHeader {
+    TcpHeader { src_port: port, dst_port: 7, seq, ack, flags, window, urgent: 0 }
+}
+
+fn send(host: &mut Host, now: u64, from: Ipv4Addr, header: &TcpHeader, options: &TcpOptions, payload: &[u8]) {
+    let mut frame = forge(&peer::front(), from, header, options);
+    if !payload.is_empty() {
+        append(&mut frame, payload);
+    }
+    host.receive(now, &mut [frame]);
+}
+
+/// The peer answers who asks for its station.
+fn resolve(host: &mut Host, now: u64) {
+    if host.frames.iter().any(|frame| peer::asks(frame)) {
+        host.receive(now, &mut [peer::arp(ArpOperation::Reply)]);
+    }
+}
+
+/// A handshake; the host's next sequence number, and its connection.
+fn shake(host: &mut Host, now: u64, port: u16, window: u16, scale: Option<u8>) -> Option<(u32, ConnId)> {
+    let options = TcpOptions { mss: Some(1460), window_scale: scale, ..TcpOptions::default() };
+    host.frames.clear();
+    let accepted = host.accepted.len();
+    host.receive(now, &mut [peer::arp(ArpOperation::Request)]);
+    send(host, now, THEIRS, &header(port, ISN, 0, TcpFlags::SYN, window), &options, &[]);
+    let answer =
+        host.frames.iter().filter_map(|frame| frame::read(frame)).find(|seen| seen.ports.1 == port)?;
+    let isn = answer.seq.wrapping_add(1);
+    send(host, now, THEIRS, &header(port, ISN + 1, isn, TcpFlags::ACK, window), &TcpOptions::NONE, &[]);
+    host.frames.clear();
+    (host.accepted.len() > accepted).then(|| (isn, host.accepted[accepted]))
+}
+
+fn host(config: Config) -> Host {
+    let mut host = Host::new(1, 1500, config);
+    host.listen(7, 4096);
+    host.receive(SECOND, &mut [peer::arp(ArpOperation::Request)]);
+    host.frames.clear();
+    host
+}
+
+fn arp_from(ip: Ipv4Addr) -> Vec<u8> {
+    let mut frame = vec![0; ethernet::HEADER_LEN + arp::LEN];
+    let (link, message) = frame.split_first_chunk_mut().unwrap();
+    ethernet::write_header(link, mac(1), mac(66), EtherType::ARP);
+    let said = Arp {
+        operation: ArpOperation::Request,
+        sender_mac: mac(66),
+        sender_ip: ip,
+        target_mac: MacAddr([0; 6]),
+        target_ip: Ipv4Addr::new(10, 0, 0, 1),
+    };
+    said.write(message.first_chunk_mut().unwrap());
+    frame
+}
+
+/// The identification of the host's packets, as somebody sees it who asks a closed port.
+fn ident(host: &mut Host, now: u64, me: Ipv4Addr) -> u16 {
+    host.frames.clear();
+    let mut question = header(5555, 1, 1, TcpFlags::ACK, 1000);
+    question.dst_port = 9999;
+    send(host, now, me, &question, &TcpOptions::NONE, &[]);
+    let mine = me.octets();
+    let frame = host.frames.iter().find(|frame| frame[30..34] == mine).expect("a reset");
+    u16::from_be_bytes([frame[18], frame[19]])
+}
+
+/// How many packets the host sends to others when it gets these spoofed resets: by identifications alone.
+fn oracle(host: &mut Host, now: u64, me: Ipv4Addr, port: u16, guesses: &[u32]) -> u16 {
+    let before = ident(host, now, me);
+    for seq in guesses {
+        send(host, now, THEIRS, &header(port, *seq, 0, TcpFlags::RST, 0), &TcpOptions::NONE, &[]);
+    }
+    ident(host, now, me).wrapping_sub(before).wrapping_sub(1)
+}
+
+fn udp(from: Ipv4Addr, ports: (u16, u16)) -> Vec<u8> {
+    let mut frame = peer::front();
+    frame[23] = 17;
+    frame[26..30].copy_from_slice(&from.octets());
+    frame.extend_from_slice(&ports.0.to_be_bytes());
+    frame.extend_from_slice(&ports.1.to_be_bytes());
+    frame.extend_from_slice(&[0, 12, 0, 0, 1, 2, 3, 4]);
+    let len = (frame.len() - 14) as u16;
+    frame[16..18].copy_from_slice(&len.to_be_bytes());
+    frame[24..26].fill(0);
+    let sum = offcore_wire::Sum::of(&frame[14..34]).checksum();
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    frame
+}
+
+/// The application has let go of a connection whose peer keeps its window closed and answers probes.
+#[test]
+fn closed_windows_keep_no_orphans() {
+    let mut host = host(Config::default());
+    let mut now = 2 * SECOND;
+    let (isn, conn) = shake(&mut host, now, 4000, 0, None).unwrap();
+    host.send(now, conn, &vec![7; 256 << 10]);
+    host.release(now, conn);
+    let mut next = now;
+    while now < 7 * 24 * 3600 * SECOND && host.stack.connections() > 0 {
+        now = next.max(now + 1);
+        next = host.poll(now).unwrap_or(u64::MAX);
+        resolve(&mut host, now);
+        let asked = host.frames.drain(..).filter_map(|frame| frame::read(&frame)).count();
+        if asked > 0 {
+            send(
+                &mut host,
+                now,
+                THEIRS,
+                &header(4000, ISN + 1, isn, TcpFlags::ACK, 0),
+                &TcpOptions::NONE,
+                &[],
+            );
+            next = now + 1;
+        }
+        if next == u64::MAX {
+            break;
+        }
+    }
+    assert_eq!(host.stack.connections(), 0, "the orphan is still there after {} hours", now / SECOND / 3600);
+}
+
+/// Does a single peer with N cheap connections keep others from being served?
+#[test]
+fn bytes_behind_holes_starve_nobody() {
+    let mut host = host(Config::default());
+    let now = 2 * SECOND;
+    let (mut packets, mut conns) = (0, 0);
+    for port in 2000..4000u16 {
+        let Some((isn, _)) = shake(&mut host, now, port, u16::MAX, Some(7)) else { break };
+        (packets, conns) = (packets + 2, conns + 1);
+        for block in 0..4u32 {
+            let seq = ISN + 1 + 10 + block * 65_536;
+            send(
+                &mut host,
+                now,
+                THEIRS,
+                &header(port, seq.min(ISN + 262_000), isn, TcpFlags::ACK, 512),
+                &TcpOptions::NONE,
+                b"x",
+            );
+            packets += 1;
+        }
+        host.frames.clear();
+    }
+    println!(
+        "{conns} connections, {packets} packets; drops {:?}",
+        host.stack.drops().iter().filter(|d| d.1 > 0).collect::<Vec<_>>()
+    );
+    // An hour passes, in which the attacker says nothing.
+    let mut later = now;
+    while later < now + 3600 * SECOND {
+        later += SECOND;
+        host.poll(later);
+        host.frames.clear();
+    }
+    let honest = shake(&mut host, later, 60_000, u16::MAX, Some(7));
+    assert!(honest.is_some(), "who connects an hour later is not served");
+    let (_, conn) = honest.unwrap();
+    host.send(later, conn, &vec![7; 200_000]);
+    assert!(
+        host.sessions[&conn].sent > 100_000,
+        "{} of 200000 bytes can be written",
+        host.sessions[&conn].sent
+    );
+}
+
+/// Who connects and says nothing takes a slot, when memory is short.
+#[test]
+fn idle_connections_leave_memory() {
+    let mut host = host(Config::default());
+    let mut now = 2 * SECOND;
+    for port in 1024..31_024u16 {
+        assert!(shake(&mut host, now, port, u16::MAX, Some(7)).is_some(), "{} connections", port - 1024);
+        if port % 256 == 0 {
+            now += 3 * SECOND;
+            for _ in 0..40 {
+                host.poll(now);
+            }
+            host.frames.clear();
+        }
+    }
+    let (_, conn) = shake(&mut host, now, 60_000, u16::MAX, Some(7)).unwrap();
+    host.send(now, conn, &vec![7; 200_000]);
+    now += SECOND;
+    host.poll(now);
+    assert!(
+        host.sessions[&conn].sent > 100_000,
+        "{} of 200000 bytes can be written",
+        host.sessions[&conn].sent
+    );
+}
+
+/// What a peer sends goes to his neighbour only.
+#[test]
+fn payload_is_not_broadcast() {
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[0].listen(7, 16);
+    world.run(2 * SECOND);
+    let conn = world.hosts[1].connect(world.now, "10.0.0.1:7");
+    world.run(SECOND);
+    let there = world.hosts[0].accepted[0];
+    world.run(700 * SECOND);
+    world.trace.clear();
+    let now = world.now;
+    world.hosts[0].send(now, there, b"a secret of two");
+    world.run(SECOND);
+    let _ = conn;
+    let leaked = world.trace.iter().filter(|(_, _, frame)| {
+        frame[..6] == [0xff; 6] && frame.windows(8).any(|bytes| bytes == b"a secret")
+    });
+    assert_eq!(leaked.count(), 0, "payload was sent to the broadcast station");
+}
+
+/// A station of the link that says it has many addresses.
+#[test]
+fn strangers_displace_no_neighbours() {
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[0].listen(7, 16);
+    world.run(2 * SECOND);
+    world.hosts[1].connect(world.now, "10.0.0.1:7");
+    world.run(SECOND);
+    let there = world.hosts[0].accepted[0];
+    let now = world.now;
+    world.hosts[0].send(now, there, b"hello");
+    world.run(2 * SECOND);
+    let now = world.now;
+    for number in 0..(1u32 << 14) + 1 {
+        // Not even of this link's network.
+        world.hosts[0].receive(now, &mut [arp_from(Ipv4Addr::from(0xac10_0000 + number))]);
+    }
+    world.hosts[0].frames.clear();
+    world.trace.clear();
+    world.hosts[0].send(now, there, b"a secret of two");
+    world.run(SECOND / 1000);
+    let leaked = world
+        .trace
+        .iter()
+        .filter(|(_, _, frame)| frame[..6] == [0xff; 6] && frame.windows(8).any(|bytes| bytes == b"a secret"))
+        .count();
+    assert_eq!(leaked, 0, "a neighbour in use was forgotten, and payload went to all");
+}
+
+/// Somebody who sees nothing of a connection, and knows its addresses and ports, does not end it.
+#[test]
+fn nobody_finds_the_window_by_identifications() {
+    let me = Ipv4Addr::new(192, 168, 0, 66);
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[0].listen(7, 16);
+    world.run(2 * SECOND);
+    let conn = world.hosts[1].connect(world.now, "10.0.0.1:7");
+    world.run(SECOND);
+    let port = world.hosts[1].stack.info(conn).unwrap().local.port();
+    let there = world.hosts[0].accepted[0];
+    let now = world.now;
+    world.hosts[1].send(now, conn, &[7; 100_000]);
+    world.run(5 * SECOND);
+    let host = &mut world.hosts[0];
+    let mut now = world.now;
+    host.poll(now);
+    host.frames.clear();
+    // 1. In which 128 KiB?
+    const STEP: u32 = 128 << 10;
+    let (mut sent, mut hit) = (0, None);
+    let all: Vec<u32> = (0..(1u64 << 32) / u64::from(STEP)).map(|at| at as u32 * STEP).collect();
+    for batch in all.chunks(512) {
+        sent += batch.len();
+        now += 10_000;
+        if oracle(host, now, me, port, batch) > 0 {
+            hit = Some(batch.to_vec());
+            break;
+        }
+    }
+    let mut batch = hit.expect("nothing is learned by identifications");
+    while batch.len() > 1 {
+        now += SECOND;
+        let (first, second) = batch.split_at(batch.len() / 2);
+        sent += first.len();
+        batch = if oracle(host, now, me, port, first) > 0 { first.to_vec() } else { second.to_vec() };
+    }
+    // 2. Where it begins: the lowest that is answered.
+    let (mut outside, mut inside) = (batch[0].wrapping_sub(1 << 20), batch[0]);
+    while inside.wrapping_sub(outside) > 1 {
+        now += SECOND;
+        let middle = outside.wrapping_add(inside.wrapping_sub(outside) / 2);
+        sent += 1;
+        // The exact one ends it, and is not answered.
+        if oracle(host, now, me, port, &[middle]) > 0 {
+            inside = middle
+        } else {
+            outside = middle
+        }
+        if host.sessions[&there].closed.is_some() {
+            break;
+        }
+    }
+    // 3. The end.
+    for seq in [outside, inside, inside.wrapping_sub(1)] {
+        send(host, now, THEIRS, &header(port, seq, 0, TcpFlags::RST, 0), &TcpOptions::NONE, &[]);
+    }
+    assert_ne!(
+        host.sessions[&there].closed,
+        Some(Cause::Reset),
+        "a blind attacker ended it with {sent} packets"
+    );
+}
+
+/// A segment as long as IP allows, most of which is there already.
+#[test]
+fn a_long_segment_ends_where_it_belongs() {
+    let mut host = host(Config::default());
+    let now = 2 * SECOND;
+    let (isn, conn) = shake(&mut host, now, 4000, u16::MAX, Some(7)).unwrap();
+    let bytes: Vec<u8> = (0..65_495u32).map(|at| (at / 256) as u8).collect();
+    let first = header(4000, ISN + 1, isn, TcpFlags::ACK, 512);
+    send(&mut host, now, THEIRS, &first, &TcpOptions::NONE, &bytes[..65_485]);
+    send(&mut host, now, THEIRS, &first, &TcpOptions::NONE, &bytes);
+    let received = &host.sessions[&conn].received;
+    assert_eq!(received.len(), bytes.len());
+    assert_eq!(received[65_485..], bytes[65_485..], "bytes of the headers are in the stream");
+}
+
+/// After one long segment short ones are still acknowledged (RFC 9293, MUST-58, SHLD-18).
+#[test]
+fn a_long_segment_delays_no_later_acknowledgements() {
+    let mut host = host(Config::default());
+    let now = 2 * SECOND;
+    let (isn, _) = shake(&mut host, now, 4000, u16::MAX, Some(7)).unwrap();
+    let mut seq = ISN + 1;
+    let mut push = |host: &mut Host, now: u64, len: usize| {
+        let sent = header(4000, seq, isn, TcpFlags::ACK, 512);
+        send(host, now, THEIRS, &sent, &TcpOptions::NONE, &vec![7; len]);
+        seq += len as u32;
+    };
+    for _ in 0..40 {
+        push(&mut host, now, 1448);
+    }
+    host.frames.clear();
+    for _ in 0..10 {
+        push(&mut host, now, 1448);
+    }
+    push(&mut host, now, 64_000);
+    host.poll(now + SECOND);
+    host.frames.clear();
+    for _ in 0..10 {
+        push(&mut host, now + 2 * SECOND, 1448);
+    }
+    assert!(host.frames.len() >= 5);
+}
+
+/// SAD DNS (CVE-2020-25705): the limit of ICMP errors of all tells who asks in another's name which ports are open.
+#[test]
+fn errors_do_not_tell_open_ports() {
+    let me = Ipv4Addr::new(192, 168, 0, 66);
+    let mut host = host(Config::default());
+    let socket = host.stack.open_datagrams(None, 0).unwrap();
+    let _ = socket;
+    let mut found = Vec::new();
+    let mut now = 10 * SECOND;
+    for first in (32_000..34_000u16).step_by(1000) {
+        now += SECOND;
+        host.receive(now, &mut [peer::arp(ArpOperation::Request)]);
+        host.frames.clear();
+        let mut frames: Vec<_> = (first..first + 1000).map(|port| udp(THEIRS, (53, port))).collect();
+        host.receive(now, &mut frames);
+        host.frames.clear();
+        host.receive(now, &mut [udp(me, (5000, 9))]);
+        if host.frames.iter().any(|frame| frame[30..34] == me.octets()) {
+            found.push(first);
+        }
+    }
+    assert!(
+        found.is_empty(),
+        "somebody off the path learns that one of the 1000 ports from {found:?} on is open"
+    );
+}
+
+/// Ports of sockets that did not ask for one.
+#[test]
+fn datagram_ports_are_not_known_in_advance() {
+    let ports = [1u8, 2].map(|_| {
+        let mut host = host(Config::default());
+        host.stack.open_datagrams(None, 0).unwrap();
+        host.frames.clear();
+        // It is the first of the range: nothing complains there.
+        host.receive(3 * SECOND, &mut [udp(THEIRS, (53, 32_768))]);
+        host.frames.is_empty()
+    });
+    assert_ne!(ports, [true; 2], "it is always 32768");
+}
+
+/// A peer whose segments do not count does not keep a dead connection alive.
+#[test]
+fn spoofed_segments_put_off_no_keep_alive() {
+    let mut host = host(Config::default());
+    let mut now = 2 * SECOND;
+    let (_, conn) = shake(&mut host, now, 4000, u16::MAX, None).unwrap();
+    let wanted = offcore_tcp::proto::KeepAlive { idle: 10 * SECOND, interval: SECOND, probes: 3 };
+    host.stack.set_keepalive(now, conn, Some(wanted), &mut host.out).unwrap();
+    for _ in 0..600 {
+        now += SECOND;
+        host.poll(now);
+        resolve(&mut host, now);
+        host.frames.clear();
+        // Out of the window, by somebody who knows the ports only.
+        send(&mut host, now, THEIRS, &header(4000, 0x7000_0000, 1, TcpFlags::ACK, 1), &TcpOptions::NONE, &[]);
+    }
+    assert!(
+        host.sessions[&conn].closed.is_some(),
+        "ten minutes later the dead peer's connection is still there"
+    );
+}
+
+/// Somebody off the path who does not know sequence numbers says that the path takes short packets only.
+#[test]
+fn a_forged_mtu_cuts_no_segments() {
+    let mut world = World::new(1, 1500, Config::default());
+    world.delay = 20_000;
+    world.hosts[1].listen(7, 16);
+    world.run(2 * SECOND);
+    let conn = world.hosts[0].connect(world.now, "10.0.0.2:7");
+    world.run(SECOND);
+    let now = world.now;
+    world.hosts[0].send(now, conn, &vec![7; 60 << 20]);
+    world.run_until(SECOND, |hosts| hosts[0].stack.info(conn).unwrap().pipe > 1 << 20);
+    let info = world.hosts[0].stack.info(conn).unwrap();
+    let peer = peer::Peer::new((info.local.port(), 7), false);
+    let now = world.now;
+    let step = 256 << 10;
+    for at in 0..(1u64 << 32) / step {
+        world.hosts[0].receive(now, &mut [peer.error(4, 552, (at * step) as u32)]);
+        if world.hosts[0].stack.info(conn).unwrap().mss < 600 {
+            break;
+        }
+    }
+    let there = world.hosts[1].accepted[0];
+    assert!(world.run_until(600 * SECOND, |hosts| hosts[1].sessions[&there].received.len() == 60 << 20));
+    world.run(3600 * SECOND);
+    assert!(
+        world.hosts[0].stack.info(conn).unwrap().mss > 1000,
+        "an hour later it is still {}",
+        world.hosts[0].stack.info(conn).unwrap().mss
+    );
+}
