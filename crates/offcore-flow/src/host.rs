@@ -4,7 +4,6 @@ pub mod apps;
 pub mod spread;
 pub mod watched;
 
-use std::collections::VecDeque;
 use std::mem;
 use std::sync::atomic::Ordering;
 
@@ -13,7 +12,7 @@ use offcore_mem::{BURST, Burst, Packet};
 use offcore_port::offload_fallback::{Accepts, fall_back};
 use offcore_port::{Context, RxQueue, TxQueue};
 use offcore_stats::{Stage, tsc};
-use offcore_tcp::path::Path;
+use offcore_tcp::path::{Path, SendQueue};
 use offcore_tcp::proto::{CallError, ConnId, Event, Out, Stack};
 
 use crate::ring::RingRx;
@@ -280,7 +279,7 @@ fn give(path: &mut Path, ctx: &mut Context<'_>, now: u64, iface: u8, burst: &mut
 }
 
 /// Sends what waits, a burst at most.
-fn send(tx: &mut dyn TxQueue, waiting: &mut VecDeque<Packet>, ctx: &mut Context<'_>) {
+fn send(tx: &mut dyn TxQueue, waiting: &mut SendQueue, ctx: &mut Context<'_>) {
     if waiting.is_empty() {
         tx.poll(ctx);
         return;

@@ -7,6 +7,7 @@
 mod copies;
 mod fragments;
 mod links;
+mod queue;
 
 use std::collections::VecDeque;
 use std::mem;
@@ -28,6 +29,7 @@ use fragments::Fragments;
 use links::Links;
 
 pub use links::PathStats;
+pub use queue::SendQueue;
 
 use crate::proto::{Event, HEAD, Out, Owner, Place, Plan, RxChecksum, RxSeg, Sealed, Stack, Verdict, ip_end};
 
@@ -35,6 +37,8 @@ use crate::proto::{Event, HEAD, Out, Owner, Place, Plan, RxChecksum, RxSeg, Seal
 /// What an engine holds up leaves buffers for everybody else.
 const IN_FLIGHT: usize = 1024;
 const SHARE: usize = 4;
+/// What part of the pool packets may hold that wait to be handed to another worker.
+const ELSEWHERE_SHARE: usize = 16;
 /// Bytes of payload, at most, that are sent as one packet for the port to segment: the length of an IP packet has 16 bits.
 const LONGEST: usize = 65_000;
 /// What part of the pool such a packet may be.
@@ -142,8 +146,9 @@ pub struct Path {
     fragments: Fragments,
     /// What parts were put together to; empty between calls.
     whole: Vec<Packet>,
-    /// Those of them that are another worker's, and the interface that they came by.
+    /// Those of them that are another worker's, the interface that they came by, and their buffers.
     elsewhere: Vec<(u8, Packet)>,
+    elsewhere_held: usize,
     links: Links,
 }
 
@@ -170,7 +175,8 @@ impl Path {
             fragments: Fragments::new(part),
             whole: Vec::new(),
             elsewhere: Vec::new(),
-            links: Links::new(part),
+            elsewhere_held: 0,
+            links: Links::new(pool, part),
             part,
         }
     }
@@ -220,20 +226,44 @@ impl Path {
     /// Takes packets that interface `iface` has received.
     pub fn receive(&mut self, ctx: &mut Context<'_>, now: u64, iface: u8, packets: &mut Burst) {
         self.take(ctx, now, iface, packets);
-        while !self.whole.is_empty() {
-            let most = self.whole.len().min(BURST);
-            let mut whole = Burst::new();
-            for packet in self.whole.drain(..most) {
-                match self.stack.owner(head_of(&packet), self.pool.total_len(&packet)) {
-                    Owner::Worker(worker) if worker != self.stack.share().worker => {
-                        self.elsewhere.push((iface, packet));
-                    }
-                    _ => whole.push(packet),
-                }
-            }
-            self.take(ctx, now, iface, &mut whole);
+        if !self.whole.is_empty() {
+            self.take_whole(ctx, now, iface);
         }
         self.submit_places(ctx);
+    }
+
+    /// Takes what was put together, as far as it is this worker's.
+    #[cold]
+    fn take_whole(&mut self, ctx: &mut Context<'_>, now: u64, iface: u8) {
+        let mut whole = mem::take(&mut self.whole);
+        while !whole.is_empty() {
+            let most = whole.len().min(BURST);
+            let mut burst = Burst::new();
+            for packet in whole.drain(..most) {
+                match self.stack.owner(head_of(&packet), self.pool.total_len(&packet)) {
+                    Owner::Worker(worker) if worker != self.stack.share().worker => {
+                        self.keep_for_another(iface, packet, ctx.cache);
+                    }
+                    _ => burst.push(packet),
+                }
+            }
+            self.take(ctx, now, iface, &mut burst);
+            // What was put together may be a part of yet another packet.
+            whole.append(&mut self.whole);
+        }
+        self.whole = whole;
+    }
+
+    /// The packet waits for [`take_elsewhere`](Self::take_elsewhere), if there is room; one has always.
+    fn keep_for_another(&mut self, iface: u8, packet: Packet, cache: &mut PoolCache) {
+        let held = self.elsewhere_held + buffers(&packet, self.pool);
+        if held > self.part.div_ceil(ELSEWHERE_SHARE) && !self.elsewhere.is_empty() {
+            self.links.stats.starved += 1;
+            cache.free(packet);
+        } else {
+            self.elsewhere_held = held;
+            self.elsewhere.push((iface, packet));
+        }
     }
 
     /// Moves packets that another worker is to be given, put together of fragments that came by interface `iface`, to `burst`.
@@ -244,7 +274,8 @@ impl Path {
             room -= usize::from(fits);
             fits
         };
-        burst.extend(self.elsewhere.extract_if(.., fits).map(|(_, packet)| packet));
+        let taken = self.elsewhere.extract_if(.., fits).map(|(_, packet)| packet);
+        burst.extend(taken.inspect(|packet| self.elsewhere_held -= buffers(packet, self.pool)));
     }
 
     #[inline]
@@ -308,7 +339,8 @@ impl Path {
     /// Packets to be sent that there are buffers for, those of the longest kind.
     fn packets(&self, cache: &PoolCache) -> usize {
         let pool = self.pool;
-        let share = self.part.div_ceil(SHARE).saturating_sub(self.filling);
+        let held = self.filling + self.links.fewest_queued();
+        let share = self.part.div_ceil(SHARE).saturating_sub(held);
         let each = self.links.longest().div_ceil(pool.data_room());
         share.min(cache.available() / 2) / each.max(1)
     }
@@ -394,7 +426,7 @@ impl Path {
     }
 
     /// Packets to be sent by interface `iface`, in order.
-    pub fn to_send(&mut self, iface: u8) -> &mut VecDeque<Packet> {
+    pub fn to_send(&mut self, iface: u8) -> &mut SendQueue {
         &mut self.links.get(iface).queue
     }
 

@@ -15,7 +15,7 @@ use offcore_port::duplicate::Duplicator;
 use offcore_port::{Accepts, Context, DropReason, RxCounters, RxQueue, TxCounters, TxQueue};
 use offcore_ring::prefetch;
 use offcore_stats::Stage;
-use offcore_tcp::path::{Path, head_of};
+use offcore_tcp::path::{Path, SendQueue, head_of};
 use offcore_tcp::proto::{Owner, Stack};
 use offcore_wire::virtio_net::Offloads;
 
@@ -103,16 +103,19 @@ impl Spread {
     /// Gives other workers the packets of theirs that this one has put together of fragments; how many.
     pub fn deal_whole(&mut self, ctx: &mut Context<'_>, path: &mut Path, iface: u8) -> usize {
         let mut burst = Burst::new();
-        path.take_elsewhere(iface, &mut burst);
-        let whole = burst.len();
-        if whole > 0 {
+        let mut whole = 0;
+        loop {
+            path.take_elsewhere(iface, &mut burst);
+            if burst.is_empty() {
+                return whole;
+            }
+            whole += burst.len();
             self.deal(ctx, &path.stack, &mut burst);
         }
-        whole
     }
 
     /// Moves packets that other workers want to be sent to `queue`, while that is not long.
-    pub fn relay(&mut self, ctx: &mut Context<'_>, queue: &mut VecDeque<Packet>) -> usize {
+    pub fn relay(&mut self, ctx: &mut Context<'_>, queue: &mut SendQueue) -> usize {
         let mut burst = Burst::new();
         let mut relayed = 0;
         for ring in &mut self.rings.relayed {
@@ -121,7 +124,7 @@ impl Spread {
             }
             ring.rx(ctx, &mut burst);
             relayed += burst.len();
-            queue.extend(burst.drain(..));
+            burst.drain(..).for_each(|packet| queue.push_back(packet));
         }
         relayed
     }

@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 
-use offcore_mem::{Packet, PoolCache};
+use offcore_mem::{BURST, Packet, Pool, PoolCache};
 use offcore_wire::ethernet;
 
+use super::queue::SendQueue;
 use super::{buffers, fragments};
 use crate::proto::{Out, Stack, destination};
 
@@ -16,15 +17,24 @@ const LONGEST_WAIT: u64 = 3_000_000;
 const LOOK_AGAIN: u64 = 100_000;
 /// Packets that wait to be sent by an interface, at most: what comes then is dropped, as a queue of an interface does.
 const QUEUE: usize = 1024;
+/// What part of the pool all such queues may hold. One of them may hold as many buffers as all leave free of that: a port
+/// that is hung gets half of it, and each other one finds room, however many are hung.
+const QUEUES_SHARE: usize = 2;
 
 /// What one interface's port is, and what is to be sent by it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Link {
     /// The port completes checksums.
     pub(super) checksums: bool,
     /// Bytes of payload, at most, that it cuts into segments; 0 when it does not.
     pub(super) longest: usize,
-    pub(super) queue: VecDeque<Packet>,
+    pub(super) queue: SendQueue,
+}
+
+impl Link {
+    fn new(pool: &'static Pool) -> Self {
+        Self { checksums: false, longest: 0, queue: SendQueue::new(pool) }
+    }
 }
 
 /// A datagram whose next hop's station is not known yet.
@@ -36,9 +46,10 @@ struct Waiting {
 }
 
 /// All interfaces' links.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Links {
     links: Vec<Link>,
+    pool: &'static Pool,
     /// The oldest first.
     waiting: VecDeque<Waiting>,
     /// Neighbours that had answered when it was last looked whether stations are known, and when that was.
@@ -50,8 +61,21 @@ pub(super) struct Links {
 
 impl Links {
     /// Of a worker whose part of the pool is so many buffers.
-    pub(super) fn new(part: usize) -> Self {
-        Self { part, ..Self::default() }
+    pub(super) fn new(pool: &'static Pool, part: usize) -> Self {
+        let (looked, stats) = ((0, 0), PathStats::default());
+        Self { links: Vec::new(), pool, waiting: VecDeque::new(), looked, stats, part }
+    }
+
+    /// Buffers that wait for the port which has the fewest. It is what plans of packets are to wait for: more would have all
+    /// ports wait for one.
+    pub(super) fn fewest_queued(&self) -> usize {
+        self.links.iter().map(|link| link.queue.buffers()).min().unwrap_or(0)
+    }
+
+    /// Whether a queue of so many buffers has more than all queues leave free.
+    fn is_too_long(&self, buffers: usize) -> bool {
+        let queued: usize = self.links.iter().map(|link| link.queue.buffers()).sum();
+        buffers > (self.part / QUEUES_SHARE).saturating_sub(queued)
     }
 
     /// Bytes of payload of the longest packets.
@@ -69,7 +93,8 @@ impl Links {
     pub(super) fn get(&mut self, iface: u8) -> &mut Link {
         let index = usize::from(iface);
         if index >= self.links.len() {
-            self.links.resize_with(index + 1, Link::default);
+            let pool = self.pool;
+            self.links.resize_with(index + 1, || Link::new(pool));
         }
         &mut self.links[index]
     }
@@ -77,12 +102,14 @@ impl Links {
     /// The packet waits until the port takes it.
     #[inline]
     pub(super) fn enqueue(&mut self, cache: &mut PoolCache, iface: u8, packet: Packet) {
-        let link = self.get(iface);
-        if link.queue.len() >= QUEUE {
+        let pool = self.pool;
+        let queue = &self.get(iface).queue;
+        let held = queue.buffers() + buffers(&packet, pool);
+        if queue.len() >= QUEUE || held > BURST && self.is_too_long(held) {
             self.stats.starved += 1;
             cache.free(packet);
         } else {
-            link.queue.push_back(packet);
+            self.get(iface).queue.push_back(packet);
         }
     }
 
@@ -162,7 +189,7 @@ impl Links {
 /// Counters of the path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathStats {
-    /// Packets that were not made, or not sent, for want of buffers or of room in an interface's queue.
+    /// Packets that were not made, not sent, or not handed to another worker, for want of buffers or of room in a queue.
     pub starved: u64,
     /// Parts of packets that were not put together: they overlapped, were too many, or not all came in time.
     pub fragments_dropped: u64,

@@ -10,7 +10,7 @@ use offcore_session::Writer;
 use offcore_session::datagram::{Datagrams, Header};
 use offcore_stats::StageClock;
 use offcore_tcp::path::Path;
-use offcore_tcp::proto::{Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
+use offcore_tcp::proto::{Config, ConnId, Event, IfaceConfig, Out, Prefix, Share, Stack};
 use offcore_wire::MacAddr;
 
 pub(crate) const PORT: u16 = 7;
@@ -38,13 +38,49 @@ pub(crate) fn addresses(last: u8) -> [IpAddr; 2] {
 
 impl End {
     fn new(last: u8, by_engine: bool, pool: &'static Pool) -> Self {
-        let config = Config { secret: [last; 16], memory: 8 << 20, ..Config::default() };
-        let mut stack = Stack::new(config).unwrap();
-        let mut out = Out::default();
         let [v4, v6] = addresses(last);
         let addresses = vec![Prefix { address: v4, len: 24 }, Prefix { address: v6, len: 64 }];
-        let mac = MacAddr([2, 0, 0, 0, 0, last]);
-        stack.add_iface(1, &IfaceConfig { mac, mtu: MTU, addresses, routes: Vec::new() }, &mut out);
+        Self::with_config(
+            last,
+            vec![addresses],
+            by_engine,
+            pool,
+            Config { memory: 8 << 20, ..Config::default() },
+        )
+    }
+
+    /// One of several workers that are host `last` together.
+    pub(crate) fn shared(last: u8, pool: &'static Pool, share: Share) -> Self {
+        let addresses = vec![Prefix { address: addresses(last)[0], len: 24 }];
+        Self::with_config(
+            last,
+            vec![addresses],
+            false,
+            pool,
+            Config { memory: 8 << 20, share, ..Config::default() },
+        )
+    }
+
+    /// A host with an interface for each address, and memory for many streams.
+    pub(crate) fn streaming(addresses: &[[u8; 4]], pool: &'static Pool) -> Self {
+        let ifaces = addresses.iter().map(|&address| vec![Prefix { address: address.into(), len: 24 }]);
+        let config = Config { memory: 64 << 20, ..Config::default() };
+        Self::with_config(addresses[0][3], ifaces.collect(), false, pool, config)
+    }
+
+    fn with_config(
+        last: u8,
+        ifaces: Vec<Vec<Prefix>>,
+        by_engine: bool,
+        pool: &'static Pool,
+        config: Config,
+    ) -> Self {
+        let mut stack = Stack::new(Config { secret: [last; 16], ..config }).unwrap();
+        let mut out = Out::default();
+        for (number, addresses) in ifaces.into_iter().enumerate() {
+            let mac = MacAddr([2, 0, 0, 0, number as u8, last]);
+            stack.add_iface(1, &IfaceConfig { mac, mtu: MTU, addresses, routes: Vec::new() }, &mut out);
+        }
         let socket = stack.open_datagrams(None, PORT).unwrap();
         let datagrams = Datagrams::new(stack.memory(), stack.slot(socket).unwrap()).unwrap();
         let mut mover = Mover::new();
@@ -59,7 +95,7 @@ impl End {
         Self { path, cache, socket, events: Vec::new(), turns: 0, mover, clock, stepper, datagrams }
     }
 
-    fn with<R>(&mut self, f: impl FnOnce(&mut Path, &mut Context<'_>) -> R) -> R {
+    pub(crate) fn with<R>(&mut self, f: impl FnOnce(&mut Path, &mut Context<'_>) -> R) -> R {
         let Self { path, mover, cache, clock, .. } = self;
         f(path, &mut Context { mover, cache, clock, burst: BURST })
     }

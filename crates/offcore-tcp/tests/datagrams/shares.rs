@@ -1,0 +1,200 @@
+//! What is held up leaves packet buffers for everybody else.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool};
+use offcore_session::{Reader, Writer};
+use offcore_tcp::proto::{ConnId, Event, Share};
+use offcore_wire::Sum;
+use offcore_wire::virtio_net::{self, NetHeader, Offloads};
+
+use crate::world::{End, World, addresses};
+
+/// Both parts of a datagram as those of datagram `number`.
+fn numbered(parts: &[Vec<u8>], number: u16) -> Vec<Vec<u8>> {
+    let mut parts = parts.to_vec();
+    for part in &mut parts {
+        part[18..20].copy_from_slice(&number.to_be_bytes());
+        part[24..26].fill(0);
+        let sum = Sum::of(&part[14..34]).checksum();
+        part[24..26].copy_from_slice(&sum.to_be_bytes());
+    }
+    // Another port, hence maybe another worker, and no checksum.
+    parts[0][34..36].copy_from_slice(&number.to_be_bytes());
+    parts[0][40..42].fill(0);
+    parts
+}
+
+#[test]
+fn whole_packets_of_other_workers_hold_few_buffers() {
+    let mut world = World::new(false);
+    let parts = world.frames_of(addresses(2)[0], &[7; 1600]);
+    assert_eq!(parts.len(), 2);
+    let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
+    let mut end = End::shared(2, pool, Share { worker: 0, of: 8 });
+    let (before, mut number) = (end.cache.available(), 0u16);
+    for round in 0..100 {
+        let now = 3_000_000 + round * 100;
+        // One queue of its own, and the rings of seven workers, with a burst each.
+        for _ in 0..8 {
+            let mut burst = Burst::new();
+            while burst.len() + 2 <= BURST {
+                number = number.wrapping_add(1);
+                for frame in numbered(&parts, number) {
+                    let Some(mut packet) = end.cache.take_sized(HEADROOM, frame.len()) else {
+                        panic!("no packet buffer is left in round {round}");
+                    };
+                    packet.bytes_mut().copy_from_slice(&frame);
+                    burst.push(packet);
+                }
+            }
+            end.with(|path, ctx| path.receive(ctx, now, 0, &mut burst));
+        }
+        // Less than has come: the others' rings are full.
+        let mut burst = Burst::new();
+        end.path.take_elsewhere(0, &mut burst);
+        assert!(!burst.is_empty());
+        end.cache.free_all(burst.drain(..));
+        end.turn(now);
+        assert!(before - end.cache.available() <= 4096 / 8 / 4, "in round {round}");
+    }
+    assert!(end.path.stats().starved > 0);
+    loop {
+        let mut burst = Burst::new();
+        end.path.take_elsewhere(0, &mut burst);
+        if burst.is_empty() {
+            break;
+        }
+        end.cache.free_all(burst.drain(..));
+    }
+    end.turn(40_000_000);
+    assert_eq!(end.cache.available(), before);
+}
+
+/// A connection's FIFOs.
+struct Fifos {
+    conn: ConnId,
+    reader: Reader,
+    writer: Writer,
+}
+
+impl Fifos {
+    fn new(end: &mut End, conn: ConnId) -> Self {
+        let (stack, _) = end.path.call();
+        let (memory, slot) = (stack.memory(), stack.slot(conn).unwrap());
+        let reader = Reader::new(Arc::clone(memory), slot).unwrap();
+        Self { conn, reader, writer: Writer::new(Arc::clone(memory), slot).unwrap() }
+    }
+
+    fn write(&mut self, end: &mut End, now: u64) {
+        if self.writer.space() > 0 {
+            self.writer.write(&[0; 256 << 10]);
+            let (stack, out) = end.path.call();
+            let _ = stack.written(now, self.conn, out);
+        }
+    }
+
+    fn read(&mut self, end: &mut End, now: u64) -> usize {
+        let n = self.reader.available();
+        if n > 0 {
+            self.reader.consume(n);
+            let (stack, out) = end.path.call();
+            let _ = stack.consumed(now, self.conn, out);
+        }
+        n
+    }
+}
+
+/// A frame comes by interface `iface`, from a port that completes checksums and joins segments.
+fn feed(end: &mut End, now: u64, iface: u8, frame: &[u8]) {
+    let mut packet = end.cache.take_chain(HEADROOM, frame.len()).expect("a buffer for what comes");
+    let mut rest = frame;
+    for segment in end.cache.pool().segments_mut(&mut packet) {
+        let (here, behind) = rest.split_at(segment.len());
+        segment.copy_from_slice(here);
+        rest = behind;
+    }
+    let header = NetHeader { flags: virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM, ..NetHeader::default() };
+    packet.headroom_mut(virtio_net::HEADER_LEN).copy_from_slice(&header.to_bytes());
+    packet.set_offload(true);
+    let mut burst = Burst::new();
+    burst.push(packet);
+    end.with(|path, ctx| path.receive(ctx, now, iface, &mut burst));
+}
+
+/// What waits for the port of interface `iface`.
+fn sent(end: &mut End, iface: u8) -> Vec<Vec<u8>> {
+    let packets: Vec<_> = end.path.to_send(iface).drain(..).collect();
+    let pool = end.cache.pool();
+    let frames = packets.iter().map(|packet| pool.segments(packet).collect::<Vec<_>>().concat()).collect();
+    end.cache.free_all(packets);
+    frames
+}
+
+/// A server with two ports, behind each of them a client. Streams to both; then the first port takes nothing any more.
+#[test]
+fn a_port_that_is_hung_leaves_buffers_to_the_others() {
+    const CLIENTS: usize = 12;
+    let pools = [2048, 8192, 8192].map(|len| Pool::new(len, 2048, Hugepages::None).unwrap());
+    let mut server = End::streaming(&[[10, 0, 0, 1], [10, 0, 1, 1]], pools[0]);
+    let mut clients = [[10, 0, 0, 2], [10, 0, 1, 2]].map(|address| End::streaming(&[address], pools[1]));
+    let tso = Offloads { checksum: true, tso4: true, tso6: true, ..Offloads::default() };
+    server.path.set_link(0, tso, true);
+    server.path.set_link(1, tso, true);
+    clients.iter_mut().for_each(|end| end.path.set_link(0, tso, true));
+    let listener = server.path.call().0.listen(None, 80, 1024).unwrap();
+    let mut connections: [Vec<Fifos>; 2] = Default::default();
+    for (number, (end, connections)) in clients.iter_mut().zip(&mut connections).enumerate() {
+        let to = SocketAddr::from(([10, 0, number as u8, 1], 80));
+        for _ in 0..CLIENTS {
+            let (stack, out) = end.path.call();
+            let conn = stack.connect(1, to, out).unwrap();
+            connections.push(Fifos::new(end, conn));
+        }
+    }
+    let mut accepted: Vec<Fifos> = Vec::new();
+    let (all, mut least, mut got, mut longest) = (server.cache.available(), usize::MAX, 0, 0);
+    let mut wires: [VecDeque<(u64, Vec<u8>)>; 2] = Default::default();
+    for now in (1..3_000_000).step_by(1000) {
+        let hung = now > 1_500_000;
+        while let Some(conn) = server.path.call().0.accept(listener) {
+            accepted.push(Fifos::new(&mut server, conn));
+        }
+        accepted.iter_mut().for_each(|fifos| fifos.write(&mut server, now));
+        server.with(|path, ctx| {
+            ctx.mover.poll(ctx.clock);
+            path.turn(ctx, now, BURST);
+        });
+        least = least.min(server.cache.available());
+        for (number, client) in clients.iter_mut().enumerate() {
+            for fifos in &mut connections[number] {
+                let read = fifos.read(client, now);
+                // After half a second whatever the hung port has stopped is known to be lost.
+                got += if number == 1 && now > 2_000_000 { read } else { 0 };
+            }
+            for frame in client.turn(now) {
+                feed(&mut server, now, number as u8, &frame);
+            }
+            let wire = &mut wires[number];
+            if !hung || number == 1 {
+                let frames = sent(&mut server, number as u8).into_iter();
+                wire.extend(frames.map(|frame| (now + 5_000, frame)));
+            }
+            while let Some((_, frame)) = wire.pop_front_if(|(at, _)| *at <= now) {
+                feed(client, now, 0, &frame);
+            }
+        }
+        longest = longest.max(server.path.to_send(0).buffers());
+        for end in [&mut server].into_iter().chain(&mut clients) {
+            end.path.take_events(&mut end.events);
+            end.events.retain(|event| matches!(event, Event::Closed(..)));
+        }
+    }
+    assert_eq!(accepted.len(), 2 * CLIENTS);
+    assert!(longest > all / 16, "nothing was queued: {longest} buffers");
+    assert!(longest <= all / 4 + 64, "the hung port has {longest} of {all} buffers");
+    assert!(least > all / 4, "{least} of {all} buffers were left");
+    assert!(got > 20_000_000, "the other port's clients got {got} bytes");
+}
