@@ -3,12 +3,13 @@
 //! * [`request`]: what a request says; [`target`]: which file it names,
 //! * [`response`]: the head of an answer, by [`status`] and the file's state,
 //! * [`files`]: the directory,
-//! * [`session`]: one connection.
+//! * [`session`]: one connection; `progress`: whether its peer takes what it is sent.
 //!
 //! The worker reads files itself, into the memory that their bytes are sent from: a bounded number of bytes in a round, each
 //! connection in its turn. It waits for the disk where the page cache lacks them.
 
 pub mod files;
+mod progress;
 pub mod request;
 pub mod response;
 pub mod session;
@@ -23,6 +24,7 @@ use std::path::Path;
 
 use offcore_port::Context;
 use offcore_tcp::proto::{CallError, ConnId, Event};
+use rustix::process::{Resource, getrlimit};
 
 use self::files::Root;
 use self::session::{HEAD_LIMIT, Next, Session};
@@ -38,6 +40,11 @@ const TURNS: usize = 64;
 const SWEEP: u64 = 1000;
 const SWEPT: usize = 256;
 
+/// Files that a server keeps open, at most, between turns of their connections: of so many descriptors of the process one.
+/// Others are opened anew each turn, so that peers which take nothing leave descriptors to the next ones.
+const DESCRIPTORS: u64 = 16;
+const FILES: u64 = 1024;
+
 /// Serves the files of a directory.
 #[derive(Debug)]
 pub struct FileServer {
@@ -47,6 +54,9 @@ pub struct FileServer {
     sessions: Vec<Option<Box<Session>>>,
     /// Who has something to do.
     queue: VecDeque<ConnId>,
+    /// Files that are open between turns, and how many of them may be.
+    open: usize,
+    most: usize,
     /// Where the head of a request is while it is read.
     scratch: Box<[u8; HEAD_LIMIT]>,
     /// The next session to be looked at for its time, and when.
@@ -60,9 +70,12 @@ impl FileServer {
     /// # Errors
     /// When the directory cannot be opened.
     pub fn new(root: &Path, port: u16) -> io::Result<Self> {
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         Ok(Self {
             root: Root::open(root)?,
             port,
+            open: 0,
+            most: (descriptors / DESCRIPTORS).min(FILES) as usize,
             sessions: Vec::new(),
             queue: VecDeque::new(),
             scratch: Box::new([0; HEAD_LIMIT]),
@@ -99,11 +112,11 @@ impl FileServer {
     }
 
     fn forget(&mut self, conn: ConnId) -> bool {
-        let there = self.session(conn).is_some();
-        if there {
-            self.sessions[conn.index as usize] = None;
-        }
-        there
+        let Some(session) = self.session(conn) else { return false };
+        let open = session.holds_file();
+        self.open -= usize::from(open);
+        self.sessions[conn.index as usize] = None;
+        true
     }
 
     fn proceed(&mut self, conn: ConnId, next: Next, calls: &mut Calls<'_>) {
@@ -169,11 +182,16 @@ impl App for FileServer {
                 break;
             }
             let Some(conn) = self.queue.pop_front() else { break };
-            let Self { root, sessions, scratch, .. } = self;
+            let Self { root, sessions, scratch, open, most, .. } = self;
             let session = sessions.get_mut(conn.index as usize).and_then(Option::as_deref_mut);
             let Some(session) = session.filter(|session| session.conn == conn) else { continue };
             session.queued = false;
+            *open -= usize::from(session.holds_file());
             let next = session.serve(root, scratch, calls, &mut budget);
+            if *open >= *most {
+                session.let_go_of_file();
+            }
+            *open += usize::from(session.holds_file());
             self.proceed(conn, next, calls);
         }
         if calls.now >= self.next_sweep {
@@ -190,6 +208,7 @@ impl App for FileServer {
         for session in self.sessions.drain(..).flatten() {
             calls.close(session.conn);
         }
+        self.open = 0;
         self.queue.clear();
     }
 }

@@ -26,7 +26,25 @@ pub struct Root(OwnedFd);
 #[derive(Debug)]
 pub struct Found {
     pub file: OwnedFd,
+    pub name: Name,
     pub entity: Entity,
+}
+
+/// What a file is found by again, and what tells that it is the same one and was not changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name {
+    path: Vec<u8>,
+    device: u64,
+    inode: u64,
+    len: i64,
+    modified: (i64, u64),
+}
+
+impl Name {
+    fn new(path: Vec<u8>, stat: &Stat) -> Self {
+        let modified = (stat.st_mtime, stat.st_mtime_nsec);
+        Self { path, device: stat.st_dev, inode: stat.st_ino, len: stat.st_size, modified }
+    }
 }
 
 /// Why there is none.
@@ -88,11 +106,24 @@ impl Root {
             _ => return Err(Missing::Because(Status::Forbidden)),
         }
         let entity = entity(&stat, &path);
-        if entity.len >= LONG {
-            // It is faster if the kernel does so, and right if not.
-            let _ = fs::fadvise(&file, 0, None, Advice::Sequential);
-        }
-        Ok(Found { file, entity })
+        read_ahead(&file, entity.len);
+        Ok(Found { file, entity, name: Name::new(path, &stat) })
+    }
+
+    /// Opens a file again, of which a part was sent; nothing when it is another one, or was changed: what is left of it would
+    /// not fit what was sent.
+    pub fn find_again(&self, name: &Name) -> Option<OwnedFd> {
+        let file = self.lookup(&name.path).ok()?;
+        let stat = fs::fstat(&file).ok()?;
+        read_ahead(&file, u64::try_from(stat.st_size).unwrap_or(0));
+        (Name::new(name.path.clone(), &stat) == *name).then_some(file)
+    }
+}
+
+fn read_ahead(file: &OwnedFd, len: u64) {
+    if len >= LONG {
+        // It is faster if the kernel does so, and right if not.
+        let _ = fs::fadvise(file, 0, None, Advice::Sequential);
     }
 }
 

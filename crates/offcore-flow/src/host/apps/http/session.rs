@@ -8,7 +8,8 @@ use std::time::SystemTime;
 use offcore_session::{Reader, Writer};
 use offcore_tcp::proto::ConnId;
 
-use super::files::{Missing, Root};
+use super::files::{Missing, Name, Root};
+use super::progress::Progress;
 use super::request::{self, Refusal};
 use super::response;
 use super::status::Status;
@@ -24,8 +25,6 @@ const REQUEST_COST: usize = 8 << 10;
 const IDLE: u64 = 30_000_000;
 /// A request has come as a whole so long after its first byte.
 const REQUEST: u64 = 10_000_000;
-/// An answer of which the peer has taken nothing for so long is given up.
-const STALLED: u64 = 30_000_000;
 /// How long what the peer still sends is read after the last answer: closed at once, a reset would overtake the answer.
 const LINGER: u64 = 2_000_000;
 
@@ -53,6 +52,26 @@ enum Phase {
     Lingers,
 }
 
+/// A part of a file that is to be sent.
+#[derive(Debug)]
+struct Body {
+    /// It is opened again by its name when others needed the descriptor.
+    file: Option<OwnedFd>,
+    name: Name,
+    range: Range<u64>,
+}
+
+/// What has become of a look for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Looked {
+    /// Its answer has begun.
+    Found,
+    /// It is not there as a whole.
+    Missing,
+    /// There is more to look through.
+    Unfinished,
+}
+
 #[derive(Debug)]
 pub(super) struct Session {
     pub conn: ConnId,
@@ -65,7 +84,9 @@ pub(super) struct Session {
     head: Vec<u8>,
     head_done: usize,
     /// What of which file follows it.
-    body: Option<(OwnedFd, Range<u64>)>,
+    body: Option<Body>,
+    /// How the peer takes answers.
+    progress: Progress,
     /// The peer sends no more.
     pub ended: bool,
     /// It is among those whose turn comes.
@@ -81,10 +102,12 @@ impl Session {
         let slot = calls.stack.slot(conn)?;
         let reader = Reader::new(Arc::clone(memory), slot)?;
         let writer = Writer::new(Arc::clone(memory), slot)?;
+        let progress = Progress::new(calls.now, writer.acknowledged());
         Some(Self {
             conn,
             reader,
             writer,
+            progress,
             phase: Phase::Requests,
             scanned: 0,
             head: Vec::new(),
@@ -124,67 +147,112 @@ impl Session {
                     if *quantum == 0 {
                         return Next::Again;
                     }
-                    if !self.next_request(root, scratch, calls) {
-                        return if self.ended { Next::Close } else { Next::Wait };
+                    match self.next_request(root, scratch, calls, quantum) {
+                        Looked::Found => *quantum = quantum.saturating_sub(REQUEST_COST),
+                        Looked::Unfinished => return Next::Again,
+                        Looked::Missing if !self.ended => return Next::Wait,
+                        Looked::Missing if self.shutdown(calls) => {}
+                        Looked::Missing => return Next::Close,
                     }
-                    *quantum = quantum.saturating_sub(REQUEST_COST);
                 }
                 Phase::Answers { keep_alive } => {
-                    if let Some(next) = self.send(calls, quantum) {
+                    if let Some(next) = self.send(root, calls, quantum) {
                         return next;
                     }
-                    (self.phase, self.deadline) = if keep_alive {
-                        (Phase::Requests, calls.now + IDLE)
-                    } else if calls.stack.shutdown(calls.now, self.conn, calls.out).is_ok() {
-                        (Phase::Lingers, calls.now + LINGER)
-                    } else {
+                    if keep_alive {
+                        (self.phase, self.deadline) = (Phase::Requests, calls.now + IDLE);
+                    } else if !self.shutdown(calls) {
                         return Next::Close;
-                    };
+                    }
                 }
                 Phase::Lingers => {
                     let gone = !self.consume(self.reader.available(), calls);
-                    return if gone || self.ended { Next::Close } else { Next::Wait };
+                    return if gone || self.is_over() { Next::Close } else { Next::Wait };
                 }
             }
         }
     }
 
-    /// What becomes of it when it has taken too long.
+    /// Nothing is sent any more but what is written; whether the connection is still there.
+    fn shutdown(&mut self, calls: &mut Calls<'_>) -> bool {
+        (self.phase, self.deadline) = (Phase::Lingers, calls.now + LINGER);
+        calls.stack.shutdown(calls.now, self.conn, calls.out).is_ok()
+    }
+
+    /// Neither side has anything to say. Let go of before that, a connection would send the rest for as long as the peer
+    /// likes.
+    fn is_over(&self) -> bool {
+        self.ended && self.writer.unacknowledged() == 0
+    }
+
+    /// Whether it has a file open.
+    pub(super) fn holds_file(&self) -> bool {
+        self.body.as_ref().is_some_and(|body| body.file.is_some())
+    }
+
+    /// Closes its file until its turn comes again.
+    pub(super) fn let_go_of_file(&mut self) {
+        if let Some(body) = &mut self.body {
+            body.file = None;
+        }
+    }
+
+    /// What becomes of it when it, or its peer, has taken too long.
     pub(super) fn expired(&mut self, calls: &Calls<'_>) -> Next {
-        if self.deadline > calls.now {
-            return Next::Wait;
+        let answers = matches!(self.phase, Phase::Answers { .. });
+        if answers || self.writer.unacknowledged() > 0 {
+            if self.progress.is_stalled(calls.now, self.writer.acknowledged()) {
+                return Next::Abort;
+            }
+            // The other times begin when the answer is there.
+            match self.phase {
+                Phase::Answers { .. } => return Next::Wait,
+                Phase::Requests if self.scanned == 0 => self.deadline = calls.now + IDLE,
+                Phase::Requests => {}
+                Phase::Lingers => self.deadline = calls.now + LINGER,
+            }
         }
         match self.phase {
+            Phase::Lingers if self.is_over() => Next::Close,
+            _ if self.deadline > calls.now => Next::Wait,
             Phase::Requests if self.reader.available() > 0 => {
                 self.refuse(Refusal::last(Status::RequestTimeout), calls.now);
                 Next::Again
             }
-            Phase::Requests | Phase::Lingers => Next::Close,
-            Phase::Answers { .. } => Next::Abort,
+            _ => Next::Close,
         }
     }
 
     /// Reads a request, if it is there as a whole, and begins its answer.
-    fn next_request(&mut self, root: &Root, scratch: &mut [u8; HEAD_LIMIT], calls: &mut Calls<'_>) -> bool {
-        if self.scanned == 0 && !self.skip_empty_lines(calls) {
-            return false;
+    fn next_request(
+        &mut self,
+        root: &Root,
+        scratch: &mut [u8; HEAD_LIMIT],
+        calls: &mut Calls<'_>,
+        quantum: &mut usize,
+    ) -> Looked {
+        if self.scanned == 0 {
+            match self.skip_empty_lines(scratch, calls, quantum) {
+                Looked::Found => {}
+                other => return other,
+            }
         }
         let seen = self.scanned;
         if self.reader.available().min(HEAD_LIMIT) == seen {
-            return false;
+            return Looked::Missing;
         }
         let len = self.reader.peek(scratch);
         let bytes = &scratch[..len];
         let Some(end) = request::end_of_head(bytes, seen) else {
             if bytes.len() == HEAD_LIMIT {
                 self.refuse(request::too_long(bytes), calls.now);
-                return true;
+                return Looked::Found;
             }
             if seen == 0 && !bytes.is_empty() {
                 self.deadline = calls.now + REQUEST;
             }
             self.scanned = bytes.len();
-            return false;
+            return Looked::Missing;
         };
         match request::parse(&bytes[..end]) {
             Ok(request) => self.answer(&request, root, calls.now),
@@ -193,21 +261,31 @@ impl Session {
         self.scanned = 0;
         // A connection that is gone is seen when its answer is written.
         self.consume(end, calls);
-        true
+        Looked::Found
     }
 
-    /// Empty lines before a request are not part of it (RFC 9112, 2.2). Returns whether anything else is there.
-    fn skip_empty_lines(&mut self, calls: &mut Calls<'_>) -> bool {
-        loop {
-            let mut some = [0; 64];
-            let len = self.reader.peek(&mut some);
-            let some = &some[..len];
-            let empty = some.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
-            let rest = some.len() - empty;
-            if empty > 0 && !self.consume(empty, calls) || rest > 0 || some.is_empty() {
-                return rest > 0;
+    /// Empty lines before a request are not part of it (RFC 9112, 2.2). Whether anything else is there.
+    fn skip_empty_lines(
+        &mut self,
+        scratch: &mut [u8; HEAD_LIMIT],
+        calls: &mut Calls<'_>,
+        quantum: &mut usize,
+    ) -> Looked {
+        // Nearly always there is none.
+        let mut most = 4;
+        while *quantum > 0 {
+            let len = self.reader.peek(&mut scratch[..most]);
+            let empty = scratch[..len].iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+            *quantum = quantum.saturating_sub(empty);
+            if len == 0 || empty > 0 && !self.consume(empty, calls) {
+                return Looked::Missing;
             }
+            if empty < len {
+                return Looked::Found;
+            }
+            most = HEAD_LIMIT;
         }
+        Looked::Unfinished
     }
 
     fn answer(&mut self, request: &request::Request<'_>, root: &Root, now: u64) {
@@ -216,7 +294,8 @@ impl Session {
             Ok(found) => {
                 self.begin(request.session.keep_alive, now);
                 let range = response::answer(request, &found.entity, date, &mut self.head);
-                self.body = (!range.is_empty()).then_some((found.file, range));
+                let body = Body { file: Some(found.file), name: found.name, range };
+                self.body = (!body.range.is_empty()).then_some(body);
             }
             Err(Missing::Slash) => {
                 self.begin(request.session.keep_alive, now);
@@ -239,20 +318,28 @@ impl Session {
         self.head_done = 0;
         self.body = None;
         self.phase = Phase::Answers { keep_alive };
-        self.deadline = now + STALLED;
+        if self.writer.unacknowledged() == 0 {
+            self.progress = Progress::new(now, self.writer.acknowledged());
+        }
     }
 
     /// Writes the answer, up to `quantum` bytes of it; nothing when it is written.
-    fn send(&mut self, calls: &mut Calls<'_>, quantum: &mut usize) -> Option<Next> {
+    fn send(&mut self, root: &Root, calls: &mut Calls<'_>, quantum: &mut usize) -> Option<Next> {
         loop {
             let head = self.writer.write(&self.head[self.head_done..]);
             self.head_done += head;
             let mut wrote = head;
             if self.head_done == self.head.len()
-                && let Some((file, range)) = &mut self.body
+                && self.writer.space() > 0
+                && let Some(Body { file, name, range }) = &mut self.body
             {
+                if file.is_none() {
+                    *file = root.find_again(name);
+                    *quantum = quantum.saturating_sub(REQUEST_COST);
+                }
                 let left = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-                // A file that cannot be read, or is shorter than it was: the answer's length was a lie.
+                // A file that cannot be read, is another one, or is shorter than it was: the answer's length was a lie.
+                let Some(file) = file else { return Some(Next::Abort) };
                 let read = self.writer.write_from(file.as_fd(), range.start, left.min(*quantum));
                 let Ok(read) = read else { return Some(Next::Abort) };
                 range.start += read as u64;
@@ -262,11 +349,8 @@ impl Session {
                     self.body = None;
                 }
             }
-            if wrote > 0 {
-                self.deadline = calls.now + STALLED;
-                if calls.stack.written(calls.now, self.conn, calls.out).is_err() {
-                    return Some(Next::Close);
-                }
+            if wrote > 0 && calls.stack.written(calls.now, self.conn, calls.out).is_err() {
+                return Some(Next::Close);
             }
             if self.head_done == self.head.len() && self.body.is_none() {
                 return None;
