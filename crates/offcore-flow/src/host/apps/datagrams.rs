@@ -8,6 +8,19 @@ use crate::host::Calls;
 /// Bytes of the longest datagram.
 const LONGEST: usize = 65_535;
 
+/// Ports of services that answer whatever comes: active users, daytime, quote of the day, character generator, time, DNS and
+/// NTP. One datagram that pretends to be of theirs would go back and forth for ever (CERT CA-1996-01).
+const ANSWERING: [u16; 8] = [7, 11, 13, 17, 19, 37, 53, 123];
+/// What a datagram counts as, beside its bytes.
+const COST: usize = 256;
+
+/// Bytes read and written, and whether there is more to take.
+pub(super) struct Served {
+    pub(super) read: u64,
+    pub(super) written: u64,
+    pub(super) more: bool,
+}
+
 /// Takes all datagrams to a port.
 #[derive(Debug)]
 pub(super) struct DatagramService {
@@ -30,21 +43,31 @@ impl DatagramService {
         Ok(Self { socket, datagrams, port, echo, bytes: vec![0; LONGEST].into_boxed_slice() })
     }
 
-    /// Takes all that have come. Bytes read and written.
-    pub(super) fn serve(&mut self, calls: &mut Calls<'_>) -> (u64, u64) {
-        let (mut read, mut written) = (0, 0);
-        while let Some(header) = self.datagrams.receive(&mut self.bytes) {
+    /// Takes what has come, and its bytes off `budget`.
+    pub(super) fn serve(&mut self, calls: &mut Calls<'_>, budget: &mut usize) -> Served {
+        let mut served = Served { read: 0, written: 0, more: true };
+        while *budget > 0 {
+            let Some(header) = self.datagrams.receive(&mut self.bytes) else {
+                served.more = false;
+                break;
+            };
             let Header { len, peer, .. } = header;
-            read += u64::from(len);
-            // Two echoes would never stop. Where there is no room the datagram is lost, as datagrams are.
+            *budget = budget.saturating_sub(usize::from(len) + COST);
+            served.read += u64::from(len);
+            // Where there is no room the datagram is lost, as datagrams are.
             if self.echo
-                && peer.port() != self.port
+                && self.may_answer(peer.port())
                 && self.datagrams.send(&header, &self.bytes[..len.into()])
             {
-                written += u64::from(len);
+                served.written += u64::from(len);
             }
         }
         let _ = calls.stack.consumed(calls.now, self.socket, calls.out);
-        (read, written)
+        served
+    }
+
+    /// Whether what listens at a peer's port does not answer answers.
+    fn may_answer(&self, port: u16) -> bool {
+        port != self.port && !ANSWERING.contains(&port)
     }
 }

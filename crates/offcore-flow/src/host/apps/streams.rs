@@ -1,16 +1,19 @@
 //! Streams of bytes: what comes back, what goes away, what never ends.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use offcore_port::Context;
 use offcore_session::{Reader, Writer};
-use offcore_tcp::proto::{CallError, ConnId, Event};
+use offcore_tcp::proto::{CallError, ConnId, Event, KeepAlive};
 
-use super::datagrams::DatagramService;
+use super::datagrams::{DatagramService, Served};
 use crate::host::{App, Calls};
 
-/// Bytes that are moved at a time.
+/// Bytes that are moved at a time: those of one connection in its turn.
 const CHUNK: usize = 64 << 10;
+/// Bytes that are moved in a round, about. What is left has its turn in the next one.
+const ROUND: usize = 256 << 10;
 /// Connections that are accepted ahead.
 const BACKLOG: usize = 1024;
 
@@ -31,9 +34,15 @@ pub struct Streams {
     stream: Stream,
     port: u16,
     sessions: HashMap<ConnId, Session>,
+    /// Who has more to move.
+    queue: VecDeque<ConnId>,
+    /// Bytes that may still be moved in this round.
+    budget: usize,
     chunk: Box<[u8]>,
     /// UDP at the same port.
     datagrams: Option<DatagramService>,
+    /// It has more to take.
+    more_datagrams: bool,
     /// Bytes read and written, of all connections and datagrams.
     pub read: u64,
     pub written: u64,
@@ -47,93 +56,115 @@ struct Session {
     position: u64,
     /// The peer has ended its stream.
     ended: bool,
+    /// It is among those whose turn comes.
+    queued: bool,
+}
+
+impl Session {
+    fn new(conn: ConnId, calls: &Calls<'_>) -> Option<Self> {
+        let (memory, slot) = (calls.stack.memory(), calls.stack.slot(conn)?);
+        let reader = Reader::new(Arc::clone(memory), slot)?;
+        let writer = Writer::new(Arc::clone(memory), slot)?;
+        Some(Self { reader, writer, position: 0, ended: false, queued: false })
+    }
+
+    /// Moves as many bytes as `chunk` has, at most; those read and written.
+    fn turn(&mut self, stream: Stream, chunk: &mut [u8]) -> (usize, usize) {
+        let available = self.reader.available();
+        let n = self.writer.space().min(chunk.len());
+        match stream {
+            Stream::Sink => {
+                self.reader.consume(available);
+                (available, 0)
+            }
+            Stream::Echo => {
+                let chunk = &mut chunk[..n.min(available)];
+                self.reader.read(chunk);
+                self.writer.write(chunk);
+                (chunk.len(), chunk.len())
+            }
+            Stream::Source => {
+                self.reader.consume(available);
+                fill(&mut chunk[..n], self.position);
+                self.writer.write(&chunk[..n]);
+                self.position += n as u64;
+                (available, n)
+            }
+        }
+    }
+
+    /// Whether there is something to write.
+    fn wants_to_write(&self, stream: Stream) -> bool {
+        match stream {
+            Stream::Sink => false,
+            Stream::Echo => self.reader.available() > 0,
+            Stream::Source => true,
+        }
+    }
 }
 
 impl Streams {
     /// Serves who connects to `port` of all addresses.
     pub fn new(stream: Stream, port: u16) -> Self {
         let chunk = vec![0; CHUNK].into_boxed_slice();
-        Self { stream, port, sessions: HashMap::new(), chunk, datagrams: None, read: 0, written: 0 }
+        Self {
+            stream,
+            port,
+            sessions: HashMap::new(),
+            queue: VecDeque::new(),
+            budget: ROUND,
+            chunk,
+            datagrams: None,
+            more_datagrams: false,
+            read: 0,
+            written: 0,
+        }
     }
 
     fn open(&mut self, conn: ConnId, calls: &mut Calls<'_>) {
-        let memory = calls.stack.memory();
-        let session = calls.stack.slot(conn).and_then(|slot| {
-            let reader = Reader::new(Arc::clone(memory), slot)?;
-            Some(Session {
-                reader,
-                writer: Writer::new(Arc::clone(memory), slot)?,
-                position: 0,
-                ended: false,
-            })
-        });
-        match session {
-            Some(session) => {
-                self.sessions.insert(conn, session);
-                self.serve(conn, calls);
+        let Some(session) = Session::new(conn, calls) else { return calls.close(conn) };
+        // Peers that are gone are not to add up.
+        let _ = calls.stack.set_keepalive(calls.now, conn, Some(KeepAlive::default()), calls.out);
+        self.sessions.insert(conn, session);
+        self.serve(conn, calls);
+    }
+
+    /// Does what can be done for a connection, in this round or in the next one.
+    fn serve(&mut self, conn: ConnId, calls: &mut Calls<'_>) {
+        let Some(session) = self.sessions.get_mut(&conn).filter(|session| !session.queued) else { return };
+        if self.budget == 0 {
+            session.queued = true;
+            return self.queue.push_back(conn);
+        }
+        let (read, written) = session.turn(self.stream, &mut self.chunk);
+        self.budget = self.budget.saturating_sub(written);
+        self.read += read as u64;
+        self.written += written as u64;
+        if read > 0 && calls.stack.consumed(calls.now, conn, calls.out).is_err() {
+            self.sessions.remove(&conn);
+        } else if session.ended && session.reader.available() == 0 {
+            let _ = calls.stack.written(calls.now, conn, calls.out);
+            self.sessions.remove(&conn);
+            calls.close(conn);
+        } else if written > 0 && calls.stack.written(calls.now, conn, calls.out).is_err() {
+            // An event will say that it is over.
+        } else if session.wants_to_write(self.stream) {
+            // What was written may have made more room.
+            if session.writer.space() > 0 {
+                session.queued = true;
+                self.queue.push_back(conn);
+            } else {
+                calls.stack.want_room(conn);
             }
-            None => calls.close(conn),
         }
     }
 
-    /// Does what can be done for a connection.
-    fn serve(&mut self, conn: ConnId, calls: &mut Calls<'_>) {
-        let Some(session) = self.sessions.get_mut(&conn) else { return };
-        let (mut read, mut written, mut waits) = (0, 0, false);
-        match self.stream {
-            Stream::Sink => {
-                read = session.reader.available();
-                session.reader.consume(read);
-            }
-            Stream::Echo => loop {
-                let wanted = session.reader.available().min(CHUNK);
-                let room = session.writer.space();
-                let n = wanted.min(room);
-                waits = wanted > n;
-                if n == 0 {
-                    break;
-                }
-                let chunk = &mut self.chunk[..n];
-                session.reader.read(chunk);
-                session.writer.write(chunk);
-                read += n;
-                written += n;
-                if calls.stack.written(calls.now, conn, calls.out).is_err() {
-                    break;
-                }
-            },
-            Stream::Source => {
-                read = session.reader.available();
-                session.reader.consume(read);
-                loop {
-                    let n = session.writer.space().min(CHUNK);
-                    if n == 0 {
-                        break;
-                    }
-                    fill(&mut self.chunk[..n], session.position);
-                    session.writer.write(&self.chunk[..n]);
-                    session.position += n as u64;
-                    written += n;
-                    if calls.stack.written(calls.now, conn, calls.out).is_err() {
-                        break;
-                    }
-                }
-                waits = true;
-            }
-        }
-        self.read += read as u64;
-        self.written += written as u64;
-        let over = session.ended && session.reader.available() == 0;
-        if read > 0 && calls.stack.consumed(calls.now, conn, calls.out).is_err() {
-            self.sessions.remove(&conn);
-            return;
-        }
-        if over {
-            self.sessions.remove(&conn);
-            calls.close(conn);
-        } else if waits {
-            calls.stack.want_room(conn);
-        }
+    fn serve_datagrams(&mut self, calls: &mut Calls<'_>) {
+        let Some(datagrams) = &mut self.datagrams else { return };
+        let Served { read, written, more } = datagrams.serve(calls, &mut self.budget);
+        self.more_datagrams = more;
+        self.read += read;
+        self.written += written;
     }
 }
 
@@ -161,16 +192,10 @@ impl App for Streams {
                     self.open(conn, calls);
                 }
             }
-            Event::Readable(conn) | Event::Writable(conn) | Event::Connected(conn) => {
-                match &mut self.datagrams {
-                    Some(datagrams) if datagrams.socket == conn => {
-                        let (read, written) = datagrams.serve(calls);
-                        self.read += read;
-                        self.written += written;
-                    }
-                    _ => self.serve(conn, calls),
-                }
-            }
+            Event::Readable(conn) | Event::Writable(conn) | Event::Connected(conn) => match &self.datagrams {
+                Some(datagrams) if datagrams.socket == conn => self.serve_datagrams(calls),
+                _ => self.serve(conn, calls),
+            },
             Event::EndOfStream(conn) => {
                 if let Some(session) = self.sessions.get_mut(&conn) {
                     session.ended = true;
@@ -188,7 +213,27 @@ impl App for Streams {
         }
     }
 
+    fn round(&mut self, _: &mut Context<'_>, calls: &mut Calls<'_>) {
+        self.budget = ROUND;
+        if self.more_datagrams {
+            self.serve_datagrams(calls);
+        }
+        while self.budget > 0
+            && let Some(conn) = self.queue.pop_front()
+        {
+            if let Some(session) = self.sessions.get_mut(&conn) {
+                session.queued = false;
+                self.serve(conn, calls);
+            }
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.more_datagrams || !self.queue.is_empty()
+    }
+
     fn stop(&mut self, calls: &mut Calls<'_>) {
+        self.queue.clear();
         for (conn, _) in self.sessions.drain() {
             calls.close(conn);
         }
