@@ -52,6 +52,11 @@ pub trait App: std::fmt::Debug + Send {
 
     /// The worker stops: connections are closed.
     fn stop(&mut self, calls: &mut Calls<'_>);
+
+    /// Whether it waits for something before it has stopped, which it may do for some seconds.
+    fn is_ending(&self) -> bool {
+        false
+    }
 }
 
 /// The stack, as an application calls it.
@@ -311,7 +316,8 @@ impl Task for Host {
             now
         });
         // Peers may still answer: connections end as they should, if that does not take long.
-        let lingers = self.path.stack.connections() > 0 && now - since < LINGER_MICROS;
+        let lingers =
+            self.app.is_ending() || self.path.stack.connections() > 0 && now - since < LINGER_MICROS;
         let needed = !self.ports.is_empty() && self.is_needed();
         self.turn(ctx, lingers || needed);
         let left = self.path.in_flight(ctx.mover) + self.app.in_flight(ctx.mover);

@@ -141,7 +141,7 @@ fn flags(path: &Path, text: &str) -> Result<Vec<String>, String> {
 ///
 /// # Errors
 /// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest: nobody took the connection,
-/// or wrong bytes came back.
+/// or bytes came back wrong or not at all.
 pub(crate) fn run(args: &EppingArgs) -> Result<(), Failure> {
     let to = receiver(args).map_err(Failure::Usage)?;
     let (config, ports, tally) = plan(args).map_err(Failure::Usage)?;
@@ -158,9 +158,13 @@ pub(crate) fn run(args: &EppingArgs) -> Result<(), Failure> {
         Format::Table => summary.text(),
         Format::Json => serde_json::to_string(&summary).map_err(anyhow::Error::new)? + "\n",
     })?;
-    match summary.wrong {
-        0 => Ok(()),
-        wrong => Err(anyhow!("{wrong} bytes came back that were not sent").into()),
+    match (summary.wrong, summary.missing) {
+        (Some(wrong @ 1..), _) => Err(anyhow!("{wrong} bytes came back that were not sent").into()),
+        (_, Some(missing @ 1..)) => {
+            Err(anyhow!("{missing} bytes that were acknowledged did not come back: is {to} an echo server?")
+                .into())
+        }
+        _ => Ok(()),
     }
 }
 
@@ -240,9 +244,11 @@ struct Summary {
     p50_us: f64,
     p99_us: f64,
     p999_us: f64,
-    /// Bytes that came back, and those that were not what was sent.
+    /// Bytes that came back. With `--verify`, those that were not what was sent, and those that were acknowledged and did
+    /// not come back.
     returned: u64,
-    wrong: u64,
+    wrong: Option<u64>,
+    missing: Option<u64>,
 }
 
 impl Summary {
@@ -263,19 +269,22 @@ impl Summary {
             p99_us: micros(0.99),
             p999_us: micros(0.999),
             returned: tally.returned,
-            wrong: tally.wrong,
+            wrong: args.verify.then_some(tally.wrong),
+            missing: args.verify.then_some(tally.missing),
         }
     }
 
     fn text(&self) -> String {
-        let Self { to, chunk, chunks, seconds, gbps, p50_us, p99_us, p999_us, returned, wrong, .. } = self;
+        let Self { to, chunk, chunks, seconds, gbps, p50_us, p99_us, p999_us, returned, .. } = self;
         let mut text = format!(
             "{chunks} chunks of {chunk} bytes to {to} in {seconds:.2} s: {gbps:.2} Gbit/s\n\
              a chunk, from its first copy to its acknowledgement: p50 {p50_us:.0} us, p99 {p99_us:.0} us, \
              p99.9 {p999_us:.0} us\n"
         );
-        if *returned > 0 {
-            text += &format!("{returned} bytes came back, {wrong} of them wrong\n");
+        if let (Some(wrong), Some(missing)) = (self.wrong, self.missing) {
+            text += &format!("{returned} bytes came back, {wrong} of them wrong; {missing} did not\n");
+        } else if *returned > 0 {
+            text += &format!("{returned} bytes came back, not compared: that is --verify\n");
         }
         text
     }
@@ -320,6 +329,20 @@ mod tests {
             let error = planned(words).map(drop).unwrap_err();
             assert!(error.contains(says), "{words}: {error}");
         }
+    }
+
+    #[test]
+    fn only_what_was_compared_is_called_right() {
+        let of = |words: &str| {
+            let line = format!("offcore epping --port tap:tap0,addr=10.0.0.2/24 -c 10.0.0.1:7 {words}");
+            let Ok(Command::Epping(args)) = command(&line) else { panic!("{line} is no epping") };
+            let tally = Tally { returned: 1000, missing: 24, ..Tally::default() };
+            Summary::of(&args, "10.0.0.1:7".parse().unwrap(), &tally)
+        };
+        let (plain, verified) = (of(""), of("--verify"));
+        assert!(plain.text().contains("1000 bytes came back, not compared"), "{}", plain.text());
+        assert_eq!(serde_json::to_value(&plain).unwrap()["wrong"], serde_json::Value::Null);
+        assert!(verified.text().contains("1000 bytes came back, 0 of them wrong; 24 did not"));
     }
 
     #[test]

@@ -27,6 +27,9 @@ const AGAIN_MICROS: u64 = 1_000_000;
 const TENTATIVE_MICROS: u64 = 50_000;
 /// Bytes that come back and are looked at in a round, at most.
 const LOOK: usize = 256 << 10;
+/// How long, at the end, nothing may come back of what is awaited, and how long all of it may take.
+const QUIET_MICROS: u64 = 1_000_000;
+const RETURN_MICROS: u64 = 10_000_000;
 
 /// What is streamed, and where.
 #[derive(Clone, Debug)]
@@ -59,9 +62,10 @@ pub struct Tally {
     /// Chunks that are acknowledged whole, and their latencies in TSC ticks.
     pub chunks: u64,
     pub latencies: Histogram,
-    /// Bytes that came back, and those that are not what was sent.
+    /// Bytes that came back, those that are not what was sent, and those that were acknowledged and never came back.
     pub returned: u64,
     pub wrong: u64,
+    pub missing: u64,
 }
 
 /// The source.
@@ -73,8 +77,20 @@ pub struct Epping {
     session: Option<Session>,
     /// When a connection is asked for again.
     again: u64,
+    /// What is to come back before the source has ended.
+    ending: Option<Ending>,
     seen: Vec<u8>,
     expected: Vec<u8>,
+}
+
+/// The end of a stream of which everything comes back.
+#[derive(Debug)]
+struct Ending {
+    /// Bytes that had been acknowledged.
+    awaited: u64,
+    /// When to give up: whatever happens, and when nothing has come back since.
+    latest: u64,
+    quiet: u64,
 }
 
 #[derive(Debug)]
@@ -109,7 +125,7 @@ impl Epping {
         let mut writes = Writes::open(mover);
         writes.bind(mover, binding)?;
         let (buffer, seen, expected) = (Arc::new(buffer), vec![0; LOOK], vec![0; LOOK]);
-        Ok(Self { config, buffer, writes, session: None, again: 0, seen, expected })
+        Ok(Self { config, buffer, writes, session: None, again: 0, ending: None, seen, expected })
     }
 
     fn connect(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
@@ -173,10 +189,10 @@ impl Epping {
         }
     }
 
-    /// Chunks that are acknowledged, and what has come back.
-    fn reckon(&mut self, calls: &mut Calls<'_>) {
+    /// Chunks that are acknowledged, and what has come back; whether anything has.
+    fn reckon(&mut self, calls: &mut Calls<'_>) -> bool {
         let Self { config, session, seen, expected, .. } = self;
-        let Some(session) = session else { return };
+        let Some(session) = session else { return false };
         let acknowledged = session.writer.acknowledged();
         let mut tally = None;
         while let Some((_, begun)) = session.under_way.pop_front_if(|(end, _)| *end <= acknowledged) {
@@ -187,7 +203,7 @@ impl Epping {
         }
         let n = session.reader.read(seen);
         if n == 0 {
-            return;
+            return false;
         }
         let mut wrong = 0;
         if config.verify {
@@ -207,6 +223,30 @@ impl Epping {
         tally.returned += n as u64;
         tally.wrong += wrong;
         let _ = calls.stack.consumed(calls.now, session.conn, calls.out);
+        true
+    }
+
+    /// The connection is over, or is to be. What was acknowledged and has not come back is lost.
+    fn end(&mut self, calls: &mut Calls<'_>) {
+        while self.reckon(calls) {}
+        let ending = self.ending.take();
+        let Some(session) = self.session.take() else { return };
+        if self.config.verify {
+            let awaited = ending.map_or_else(|| session.writer.acknowledged(), |ending| ending.awaited);
+            lock(&self.config.tally).missing += awaited.saturating_sub(session.returned);
+        }
+        calls.close(session.conn);
+    }
+
+    /// Waits for what is to come back, as long as it does.
+    fn wait_for_rest(&mut self, returns: bool, calls: &mut Calls<'_>) {
+        let (Some(ending), Some(session)) = (&mut self.ending, &self.session) else { return };
+        if returns {
+            ending.quiet = calls.now + QUIET_MICROS;
+        }
+        if session.returned >= ending.awaited || calls.now >= ending.latest.min(ending.quiet) {
+            self.end(calls);
+        }
     }
 }
 
@@ -237,9 +277,8 @@ impl App for Epping {
             Event::Closed(conn, cause) if ours(conn) => {
                 tracing::warn!(to = %self.config.to, ?cause, "the connection is over; asking again in a second");
                 lock(&self.config.tally).ended = Some(cause);
-                self.session = None;
-                calls.close(conn);
-                self.again = calls.now + AGAIN_MICROS;
+                self.again = self.again.max(calls.now + AGAIN_MICROS);
+                self.end(calls);
             }
             _ => {}
         }
@@ -252,7 +291,8 @@ impl App for Epping {
         self.show(ctx, calls);
         self.write(ctx, calls);
         self.show(ctx, calls);
-        self.reckon(calls);
+        let returns = self.reckon(calls);
+        self.wait_for_rest(returns, calls);
     }
 
     fn is_busy(&self) -> bool {
@@ -265,9 +305,20 @@ impl App for Epping {
 
     fn stop(&mut self, calls: &mut Calls<'_>) {
         self.again = u64::MAX;
-        if let Some(session) = self.session.take() {
-            calls.close(session.conn);
+        let Some(session) = &mut self.session else { return };
+        if self.config.verify && session.connected {
+            // Nothing more is written, and what has been may come back.
+            session.connected = false;
+            let awaited = session.writer.acknowledged();
+            let (latest, quiet) = (calls.now + RETURN_MICROS, calls.now + QUIET_MICROS);
+            self.ending = Some(Ending { awaited, latest, quiet });
+        } else {
+            self.end(calls);
         }
+    }
+
+    fn is_ending(&self) -> bool {
+        self.ending.is_some()
     }
 }
 
