@@ -8,7 +8,7 @@ use std::str::FromStr;
 use clap::Args;
 use offcore_dma::Mode;
 use offcore_flow::host::apps::streams::Stream;
-use offcore_flow::host::apps::{Hosted, Service};
+use offcore_flow::host::apps::{Hosted, Service, http};
 use offcore_flow::switch::{HostIface, Hosting, Run};
 use offcore_flow::{Idle, SwitchConfig};
 use offcore_mem::BURST;
@@ -199,7 +199,7 @@ impl FromStr for AppArg {
             "echo" => (Stream::Echo, 7),
             "sink" => (Stream::Sink, 9),
             "source" => (Stream::Source, 19),
-            "http" => return http(rest.unwrap_or_default()),
+            "http" => return http_app(rest.unwrap_or_default()),
             _ => return Err("expected echo, sink, source or http:DIR, such as echo:7000".into()),
         };
         let port = rest.map_or(Ok(usual), tcp_port)?;
@@ -208,7 +208,7 @@ impl FromStr for AppArg {
 }
 
 /// The part of `--app` behind `http:`: a directory, and a port behind its last colon, where a number is.
-fn http(rest: &str) -> Result<AppArg, String> {
+fn http_app(rest: &str) -> Result<AppArg, String> {
     let is_number = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     let (directory, port) = match rest.rsplit_once(':').filter(|(_, port)| is_number(port)) {
         Some((directory, port)) => (directory, tcp_port(port)?),
@@ -242,6 +242,9 @@ impl fmt::Display for AppArg {
 /// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &TcpArgs) -> Result<(), Failure> {
     let (config, ports) = plan(args).map_err(Failure::Usage)?;
+    if matches!(args.app.service, Service::Http(_)) {
+        http::raise_descriptors();
+    }
     run_switch(&config, Watching::new(&ports, &args.run, false, report::tables))
 }
 

@@ -20,7 +20,7 @@ fn expected(position: usize) -> u8 {
     ((at / 8) as u64).to_be_bytes()[at % 8]
 }
 
-/// Takes what comes, compares it, and sends it back to who wants that.
+/// Takes what comes, compares it, and sends it back to who wants that; then all that follows, unlooked at.
 pub(super) fn receive(mut stream: TcpStream, echoes: bool) {
     let mut bytes = vec![0; 65536];
     let mut position = 0;
@@ -34,15 +34,23 @@ pub(super) fn receive(mut stream: TcpStream, echoes: bool) {
         }
         position += n;
     }
+    if echoes {
+        // What is acknowledged is to come back: until the source has had enough.
+        thread::spawn(move || std::io::copy(&mut stream.try_clone()?, &mut stream));
+    }
+}
+
+/// The arguments of a source on the TAP port.
+fn source<'a>(port: &'a str, chunk: &'a str, buffers: &'a str) -> Vec<&'a str> {
+    let args = ["epping", "--port", port, "-c", "10.77.0.1:9", "-l", chunk, "-n", buffers];
+    [&args[..], &["--stats-interval", "0.2", "--format", "json"]].concat()
 }
 
 /// Streams over a TAP port until the receiver is content; the summary.
 fn stream(netns: &Netns, more: &[&str], echoes: bool) -> serde_json::Value {
     let port = format!("tap:{TAP},addr={}/24", OURS[0]);
     let (chunk, buffers) = (CHUNK.to_string(), BUFFERS.to_string());
-    let mut args = vec!["epping", "--port", &port, "-c", "10.77.0.1:9", "-l", &chunk, "-n", &buffers];
-    args.extend(["--stats-interval", "0.2", "--format", "json"]);
-    args.extend(more);
+    let args = [source(&port, &chunk, &buffers), more.to_vec()].concat();
     let mut offcore = Offcore::start_in(netns, &args).unwrap();
     offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
     netns.ip(&["addr", "add", KERNEL[0], "dev", TAP]).unwrap();
@@ -71,6 +79,7 @@ fn chunks_arrive_whoever_copies() {
         let chunks = summary["chunks"].as_u64().unwrap();
         assert!(chunks >= (ENOUGH / CHUNK) as u64 - 1, "{copies:?}: {summary}");
         assert!(summary["p99_us"].as_f64() >= summary["p50_us"].as_f64(), "{summary}");
+        assert!(summary["wrong"].is_null(), "nothing was compared: {summary}");
     }
 }
 
@@ -81,7 +90,36 @@ fn what_comes_back_is_compared() {
     let netns = Netns::new().unwrap();
     let summary = stream(&netns, &["--verify", "-d", "--dma", "txq0@core:1"], true);
     assert!(summary["returned"].as_u64() > Some(1_000_000), "{summary}");
-    assert_eq!(summary["wrong"], 0);
+    assert_eq!((&summary["wrong"], &summary["missing"]), (&0.into(), &0.into()), "{summary}");
+}
+
+/// Who reads and does not send back is no echo server.
+#[test]
+fn what_does_not_come_back_is_a_failure() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let netns = Netns::new().unwrap();
+    let port = format!("tap:{TAP},addr={}/24", OURS[0]);
+    let args = [source(&port, "100000", "7"), vec!["--verify"]].concat();
+    let mut offcore = Offcore::start_in(&netns, &args).unwrap();
+    offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
+    netns.ip(&["addr", "add", KERNEL[0], "dev", TAP]).unwrap();
+    netns
+        .within(|| {
+            let (mut stream, _) = TcpListener::bind("10.77.0.1:9").unwrap().accept().unwrap();
+            let mut bytes = vec![0; ENOUGH];
+            stream.read_exact(&mut bytes).unwrap();
+            stream.write_all(&bytes[..ENOUGH / 2]).unwrap();
+            thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
+            Ok(())
+        })
+        .unwrap();
+    let finished = offcore.stop().unwrap();
+    assert_eq!(finished.status.code(), Some(1), "{finished:?}");
+    let summary = finished.lines.iter().rev().find_map(|line| line.json.as_ref()).unwrap();
+    assert_eq!((&summary["wrong"], &summary["returned"]), (&0.into(), &(ENOUGH / 2).into()), "{summary}");
+    assert!(summary["missing"].as_u64() >= Some(ENOUGH as u64 / 2), "{summary}");
+    assert!(format!("{finished:?}").contains("did not come back"), "{finished:?}");
 }
 
 /// Our host at both ends of virtqueues: what one sends, the other sends back.

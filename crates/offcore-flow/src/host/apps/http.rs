@@ -24,7 +24,7 @@ use std::path::Path;
 
 use offcore_port::Context;
 use offcore_tcp::proto::{CallError, ConnId, Event};
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use self::files::Root;
 use self::session::{HEAD_LIMIT, Next, Session};
@@ -82,6 +82,11 @@ impl FileServer {
             swept: 0,
             next_sweep: 0,
         })
+    }
+
+    /// The same, which keeps so many files open, at most, between turns of their connections.
+    pub fn with_open_files(self, most: usize) -> Self {
+        Self { most, ..self }
     }
 
     fn session(&mut self, conn: ConnId) -> Option<&mut Session> {
@@ -143,6 +148,13 @@ impl FileServer {
             self.proceed(conn, next, calls);
         }
     }
+}
+
+/// Lets the process have as many descriptors as it may: files that are sent take some.
+pub fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    // Where that is refused, files are opened more often.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 impl App for FileServer {

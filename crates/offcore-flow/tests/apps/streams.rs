@@ -1,0 +1,77 @@
+//! Echo, sink and source.
+
+use std::net::SocketAddr;
+
+use offcore_flow::host::App;
+use offcore_flow::host::apps::streams::{Stream, Streams};
+use offcore_session::datagram::{Datagrams, Header};
+use offcore_tcp::proto::Config;
+
+use crate::world::World;
+
+/// Bytes of datagrams that come back to `port` when one of 5 bytes was sent from it.
+fn returned(port: u16) -> usize {
+    let mut world = World::new(Streams::new(Stream::Echo, 7000), Config::default());
+    let (stack, out) = world.client.path.call();
+    let socket = stack.open_datagrams(None, port).unwrap();
+    let mut datagrams = Datagrams::new(stack.memory(), stack.slot(socket).unwrap()).unwrap();
+    let to = SocketAddr::from(([10, 0, 0, 1], 7000));
+    assert!(datagrams.send(&Header { len: 5, peer: to, local: [0; 4].into() }, b"hello"));
+    stack.written(1, socket, out).unwrap();
+    world.run(1.0);
+    assert_eq!(world.app.read, 5, "it has come");
+    datagrams.receive(&mut [0; 100]).map_or(0, |header| header.len.into())
+}
+
+/// Two services that answer each other's answers would never stop.
+#[test]
+fn services_that_answer_get_no_answer() {
+    for port in [7, 11, 13, 17, 19, 37, 53, 123, 7000] {
+        assert_eq!(returned(port), 0, "from port {port}");
+    }
+    for port in [9, 1024, 50_000] {
+        assert_eq!(returned(port), 5, "from port {port}");
+    }
+}
+
+/// Whoever takes much does not hold up the worker's other work.
+#[test]
+fn rounds_are_bounded() {
+    const ROUND: u64 = 256 << 10;
+    let config = Config { send_buffer: 8 << 20, memory: 256 << 20, ..Config::default() };
+    let mut world = World::new(Streams::new(Stream::Source, 19), config);
+    let mut clients: Vec<_> = (0..3).map(|_| world.connect(19)).collect();
+    let (mut last, mut most, mut read) = (world.app.written, 0, [0; 3]);
+    for _ in 0..400 {
+        world.turn();
+        most = most.max(world.app.written - last);
+        last = world.app.written;
+        for (client, read) in clients.iter_mut().zip(&mut read) {
+            *read += world.read(client, usize::MAX).len();
+        }
+    }
+    assert!(most > ROUND / 2 && most <= ROUND + (64 << 10), "{most} bytes in a turn");
+    assert!(read.iter().all(|read| *read > 1_000_000), "{read:?}");
+    world.run_until(20, |world| !world.app.is_busy());
+    assert!(!world.app.is_busy(), "with full FIFOs");
+}
+
+#[test]
+fn what_is_sent_comes_back_whole() {
+    let config = Config { send_buffer: 8 << 20, memory: 256 << 20, ..Config::default() };
+    let mut world = World::new(Streams::new(Stream::Echo, 7), config);
+    let mut client = world.connect(7);
+    let bytes: Vec<u8> = (0..3_000_000).map(|at| (at / 253) as u8 ^ at as u8).collect();
+    let (mut sent, mut back) = (0, Vec::new());
+    // Meanwhile nobody reads: what is to come back waits for room.
+    world.run_until(5, |world| {
+        sent += world.write(&mut client, &bytes[sent..]);
+        sent == bytes.len()
+    });
+    world.run_until(60, |world| {
+        sent += world.write(&mut client, &bytes[sent..]);
+        back.extend(world.read(&mut client, usize::MAX));
+        back.len() >= bytes.len()
+    });
+    assert!(back == bytes, "{} of {} bytes came back", back.len(), bytes.len());
+}
