@@ -12,7 +12,7 @@ mod routine;
 mod stream;
 
 pub use channel::{CpuChannel, CpuDevice};
-use choice::{Choice, Size};
+use choice::{Choice, Past, Size};
 use offcore_stats::tsc;
 use routine::{Burst, Cpu};
 pub use routine::{Routine, Width};
@@ -48,14 +48,7 @@ pub struct Copier {
 
 impl Default for Copier {
     fn default() -> Self {
-        let Cpu { ahead, has_direct, .. } = *Cpu::this();
-        Self {
-            until_timed: 1,
-            burst: ahead,
-            size: Size::Small,
-            small: Choice::new(Size::Small, has_direct),
-            large: Choice::new(Size::Large, has_direct),
-        }
+        Self::new(if Cpu::this().has_direct { Past::Direct } else { Past::NonTemporal })
     }
 }
 
@@ -63,6 +56,22 @@ impl Copier {
     /// Lines and copies together, from which on a burst takes so long, some hundred ticks, that reading the clock does
     /// not blur it.
     const WORTH_TIMING: u64 = 32;
+
+    /// One that never stores past the caches: whoever reads its copies next finds them in this core's. For measurements
+    /// that say where their data is; the core alone may be faster past them.
+    pub fn through_caches() -> Self {
+        Self::new(Past::None)
+    }
+
+    fn new(past: Past) -> Self {
+        Self {
+            until_timed: 1,
+            burst: Cpu::this().ahead,
+            size: Size::Small,
+            small: Choice::new(Size::Small, past),
+            large: Choice::new(Size::Large, past),
+        }
+    }
 
     /// Makes every copy of the list, in order.
     ///
@@ -85,6 +94,11 @@ impl Copier {
             Size::Small => self.small.present(),
             Size::Large => self.large.present(),
         })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn goes_past_caches(&self) -> bool {
+        [&self.small, &self.large].iter().any(|choice| choice.past() != Past::None)
     }
 
     #[cold]

@@ -38,7 +38,7 @@ use arrayvec::ArrayVec;
 use offcore_stats::{Stage, StageClock, tsc};
 
 use crate::channel::{Channel, Completions, Token};
-use crate::cpu::Routine;
+use crate::cpu::{Copier, Routine};
 use auto::Timed;
 use channels::Slot;
 use choice::Choice;
@@ -110,6 +110,8 @@ pub struct Mover {
     settled: u64,
     quarantine: bool,
     shares: bool,
+    /// The core never stores past the caches.
+    through_caches: bool,
 }
 
 impl Default for Mover {
@@ -133,6 +135,16 @@ impl Mover {
             settled: 0,
             quarantine: true,
             shares: true,
+            through_caches: false,
+        }
+    }
+
+    /// From now on the core makes copies through its caches only ([`Copier::through_caches`]), for all queues, those that
+    /// are opened later, too.
+    pub fn keep_to_caches(&mut self) {
+        self.through_caches = true;
+        for queue in self.queues.iter_mut().flatten() {
+            queue.copier = Copier::through_caches();
         }
     }
 
@@ -174,7 +186,8 @@ impl Mover {
 
     /// A new queue whose reorder ring has room for `packets` in flight; the core copies until it is bound.
     pub(crate) fn open_queue(&mut self, packets: usize) -> QueueId {
-        let queue = Queue::new(packets);
+        let copier = if self.through_caches { Copier::through_caches() } else { Copier::default() };
+        let queue = Queue::new(packets, copier);
         if let Some(free) = self.queues.iter().position(Option::is_none) {
             self.queues[free] = Some(queue);
             return QueueId(free as u16);

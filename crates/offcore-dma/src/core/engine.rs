@@ -117,11 +117,17 @@ pub struct Stepper {
     shared: Arc<Shared>,
     generation: u64,
     channels: Vec<Served>,
+    through_caches: bool,
 }
 
 impl Stepper {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, generation: 0, channels: Vec::new() }
+        Self { shared, generation: 0, channels: Vec::new(), through_caches: false }
+    }
+
+    /// Makes copies through the caches only ([`Copier::through_caches`]), of channels that have made none yet.
+    pub fn keep_to_caches(&mut self) {
+        self.through_caches = true;
     }
 
     /// Makes submitted operations, at most 64 of each channel; returns how many were made.
@@ -143,10 +149,20 @@ impl Stepper {
         made
     }
 
+    /// What makes the copies of each channel.
+    #[cfg(test)]
+    pub(super) fn copiers(&self) -> impl Iterator<Item = &Copier> {
+        self.channels.iter().map(|served| &served.copier)
+    }
+
     /// Takes in the channels that have arrived and lets go of those that were withdrawn.
     #[cold]
     fn take_note(&mut self, generation: u64) {
+        let known = self.channels.len();
         self.channels.append(&mut self.shared.arriving.lock().unwrap_or_else(PoisonError::into_inner));
+        for served in self.channels[known..].iter_mut().filter(|_| self.through_caches) {
+            served.copier = Copier::through_caches();
+        }
         self.channels.retain(|served| !served.withdrawn.load(Ordering::SeqCst));
         self.generation = generation;
         self.shared.acknowledged.store(generation, Ordering::Release);

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::channel::{Completions, CopyOp, Reset};
+use crate::cpu::Copier;
 
 fn copies(source: &[u8], destination: &mut [u8], n: usize) -> Vec<CopyOp> {
     let len = source.len() / n;
@@ -34,6 +35,21 @@ fn step_is_bounded_and_fair() {
     assert_eq!(steps, [128, 128, 128, 128, 0]);
     drop(channels);
     assert_eq!(destination, source);
+}
+
+#[test]
+fn keeps_to_caches_where_told() {
+    for told in [false, true] {
+        let (device, mut stepper) = CoreDevice::stepped();
+        if told {
+            stepper.keep_to_caches();
+        }
+        let channels = [device.open_channel(2).unwrap(), device.open_channel(2).unwrap()];
+        stepper.step();
+        let goes_past: Vec<_> = stepper.copiers().map(Copier::goes_past_caches).collect();
+        assert_eq!(goes_past, [!told; 2]);
+        drop(channels);
+    }
 }
 
 #[test]

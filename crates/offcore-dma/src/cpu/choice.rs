@@ -49,12 +49,33 @@ impl Size {
     }
 }
 
+/// Which routines that store past the caches are candidates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Past {
+    /// None: whoever reads the copies is to find them in a cache.
+    None,
+    /// All but [`Kind::Direct`], for which the CPU lacks the instruction.
+    NonTemporal,
+    /// All.
+    Direct,
+}
+
+impl Past {
+    fn allows(self, kind: Kind) -> bool {
+        match kind {
+            Kind::Plain | Kind::Ahead => true,
+            Kind::NonTemporal => self != Self::None,
+            Kind::Direct => self == Self::Direct,
+        }
+    }
+}
+
 /// A routine that may be better than the present one: it is, when it takes less than this part of the present one's time.
 #[derive(Clone, Copy, Debug)]
 struct Rival(Kind, f64);
 
 /// The candidates. Past the caches is only tried where `plain` has lost: what is in the core's own caches shall stay
-/// there. [`Kind::Direct`] is the last of its list: without the instruction the list ends before it.
+/// there. They are the last of a list, [`Kind::Direct`] behind the other: where they are no candidates it ends before them.
 const fn rivals(present: Kind, size: Size) -> &'static [Rival] {
     match (present, size) {
         (Kind::Plain, _) => &[Rival(Kind::Ahead, 0.95)],
@@ -72,7 +93,7 @@ const fn rivals(present: Kind, size: Size) -> &'static [Rival] {
 #[derive(Clone, Debug)]
 pub(super) struct Choice {
     size: Size,
-    has_direct: bool,
+    past: Past,
     present: Kind,
     /// Place of the next rival in the list.
     next: usize,
@@ -106,11 +127,12 @@ impl Choice {
     /// Unusual bursts in a row that are no accident.
     const CHANGED: u32 = 2;
 
-    /// The choice for copies of `size`, with or without MOVDIR64B: fetching ahead, until something else has won.
-    pub(super) fn new(size: Size, has_direct: bool) -> Self {
+    /// The choice for copies of `size` among the routines through the caches and those of `past`: fetching ahead, until
+    /// something else has won.
+    pub(super) fn new(size: Size, past: Past) -> Self {
         let mut choice = Self {
             size,
-            has_direct,
+            past,
             present: Kind::Ahead,
             next: 0,
             wins: 0,
@@ -122,6 +144,11 @@ impl Choice {
         };
         choice.hurry();
         choice
+    }
+
+    #[cfg(test)]
+    pub(super) fn past(&self) -> Past {
+        self.past
     }
 
     /// The routine for bursts that are not timed.
@@ -174,10 +201,8 @@ impl Choice {
 
     fn rivals(&self) -> &'static [Rival] {
         let all = rivals(self.present, self.size);
-        match all.split_last() {
-            Some((last, others)) if last.0 == Kind::Direct && !self.has_direct => others,
-            _ => all,
-        }
+        let candidates = all.iter().take_while(|rival| self.past.allows(rival.0)).count();
+        &all[..candidates]
     }
 
     /// The rival took `cost`, the present routine `to_beat`.

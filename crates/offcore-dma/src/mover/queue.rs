@@ -44,14 +44,14 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// A queue with room for `packets` in flight, whose copies the core makes.
-    pub(super) fn new(packets: usize) -> Self {
+    /// A queue with room for `packets` in flight, whose copies the core makes, by `copier`.
+    pub(super) fn new(packets: usize, copier: Copier) -> Self {
         Self {
             ring: ReorderRing::new(packets),
             mode: Mode::Cpu,
             channels: ArrayVec::new(),
             turn: 0,
-            copier: Copier::default(),
+            copier,
             choice: Choice::new(),
             tally: Tally::default(),
             unavailable: None,

@@ -438,3 +438,14 @@ fn in_flight_until_taken() {
     lane.reap(&mut mover);
     assert_eq!(mover.in_flight(), 0);
 }
+
+#[test]
+fn queues_keep_to_caches_where_told() {
+    let mut mover = Mover::new();
+    let before = Lane::new(&mut mover, Mode::Cpu, &[]);
+    let goes_past = |mover: &mut Mover, lane: &Lane| mover.queue(lane.id()).copier.goes_past_caches();
+    assert!(goes_past(&mut mover, &before));
+    mover.keep_to_caches();
+    let after = Lane::new(&mut mover, Mode::Cpu, &[]);
+    assert!(![before, after].iter().any(|lane| goes_past(&mut mover, lane)));
+}

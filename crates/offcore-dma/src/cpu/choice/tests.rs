@@ -37,7 +37,12 @@ struct Queue {
 
 impl Queue {
     fn new(size: Size, has_direct: bool) -> Self {
-        Self { choice: Choice::new(size, has_direct), until_timed: 1, copied: [0; 4] }
+        let past = if has_direct { Past::Direct } else { Past::NonTemporal };
+        Self::past(size, past)
+    }
+
+    fn past(size: Size, past: Past) -> Self {
+        Self { choice: Choice::new(size, past), until_timed: 1, copied: [0; 4] }
     }
 
     /// Copies bursts; `noise` is a factor for each.
@@ -106,6 +111,15 @@ fn missing_instruction_is_not_chosen() {
 }
 
 #[test]
+fn through_the_caches_only_where_that_is_wanted() {
+    let mut queue = Queue::past(Size::Large, Past::None);
+    for (times, expected) in [(REMOTE, Kind::Ahead), (HOT, Kind::Plain), (REMOTE, Kind::Ahead)] {
+        assert_eq!(queue.bursts(10_000, times), expected);
+    }
+    assert_eq!((queue.copied[Kind::NonTemporal as usize], queue.copied[Kind::Direct as usize]), (0, 0));
+}
+
+#[test]
 fn hot_data_is_never_stored_past_the_caches() {
     let mut queue = Queue::new(Size::Large, true);
     queue.bursts(64, HOT);
@@ -156,7 +170,7 @@ fn accidents_do_not_change_the_choice() {
 
 #[test]
 fn a_trial_that_was_abandoned_is_made_again() {
-    let mut choice = Choice::new(Size::Large, false);
+    let mut choice = Choice::new(Size::Large, Past::NonTemporal);
     assert_eq!(choice.record(28.0), 1);
     assert_eq!(choice.timed(), Kind::Plain);
     choice.abandon();
