@@ -9,6 +9,7 @@ pub mod idle;
 mod link;
 pub mod open_close;
 mod pair;
+mod share;
 mod streams;
 pub mod veth;
 mod visits;
@@ -23,14 +24,14 @@ use offcore_stats::tsc;
 
 use crate::BURST;
 use crate::guests::memory::{page_name, pages_for};
-use crate::method::alternate::{Against, Alternating, Blocks, FEWEST, Schedule, Steadiness};
+use crate::method::alternate::{Against, Alternating, Blocks, FEWEST, Schedule, Steadiness, mean};
 use crate::method::copier::Setup;
 use crate::method::lockstep::OtherCore;
 use crate::method::temperature::Temperature;
 use crate::report::progress::Progress;
 use crate::report::row::Row;
 use crate::report::sample::{ClockCheck, SumRatio};
-use link::{Link, Load, Traffic};
+use link::{Link, Load, Moved, Traffic};
 
 pub use link::Side;
 
@@ -61,10 +62,14 @@ pub struct Options {
     /// Connections that take turns; in [`idle`], those beside that do not; in [`open_close`], those that are open at a time.
     pub connections: Vec<usize>,
     pub temperatures: Vec<Temperature>,
+    /// No longer chunks are measured hot: a core's own caches have to hold one twice, in the FIFO and in packets.
+    pub largest_hot: usize,
     /// Who copies: what is measured alternately.
     pub setups: Vec<Setup>,
     /// Whether the port completes and verifies checksums; otherwise the core reads all payload.
     pub checksums: bool,
+    /// Whether the measured core may store past the caches, as it does otherwise. The far host and a helper core never do.
+    pub past_caches: bool,
     /// Whether the core is measured against itself first, for the noise floor of all ratios.
     pub noise_floor: bool,
     /// A B B A blocks per cell.
@@ -90,7 +95,8 @@ impl Options {
     /// What goes over each wire, in turns.
     fn loads(&self) -> Vec<Load> {
         let of = |&temperature| self.chunks.iter().map(move |&chunk| Load { temperature, chunk });
-        self.temperatures.iter().flat_map(of).collect()
+        let can_be = |load: &Load| load.temperature != Temperature::Hot || load.chunk <= self.largest_hot;
+        self.temperatures.iter().flat_map(of).filter(can_be).collect()
     }
 
     /// Which host, how long its segments are, and how many connections.
@@ -144,8 +150,9 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     progress.begin(options.steps(1 + usize::from(with_noise)));
     let loads = options.loads();
     for (side, segment, connections) in options.wires() {
-        let (idle, fifo, checksums) = (0, link::fifo_of(connections), options.checksums);
-        let traffic = Traffic { side, segment, connections, idle, fifo, checksums };
+        let (fifo, checksums, past_caches) =
+            (link::fifo_of(connections), options.checksums, options.past_caches);
+        let traffic = Traffic { side, segment, connections, idle: 0, fifo, checksums, past_caches };
         let noise = match with_noise {
             true => pair::noise(&mut rig, traffic, &loads, options, progress)?,
             false => vec![None; loads.len()],
@@ -180,13 +187,13 @@ fn rows(cell: &Alternating<&mut Link>, traffic: Traffic, load: Load) -> Vec<Row>
     let mut rows = Vec::new();
     for (link, blocks) in cell.iter() {
         let setup = link.setup;
-        let mut row = row(setup, traffic, load, (blocks, cell.steadiness()), link.segments());
+        let mut row = row(setup, traffic, load, (blocks, cell.steadiness()), link.moved());
         if let Some(ns) = link.engine_ns_per_copy() {
             row.set_engine(ns, 1.0);
         }
         row.copy_routine = link.copy_routine();
-        let [protocol, _, copy] = link.shares();
-        (row.share_switching, row.share_copy) = (Some(protocol), Some(copy));
+        row.share_copy = link.copy_share();
+        row.share_switching = row.share_copy.map(|copy| 1.0 - copy);
         if traffic.side == Side::Receive && setup.mode == Mode::Cpu {
             (row.published, row.published_unit) = (Some(PUBLISHED.0), Some(PUBLISHED.1));
         }
@@ -196,6 +203,8 @@ fn rows(cell: &Alternating<&mut Link>, traffic: Traffic, load: Load) -> Vec<Row>
                 row.offload_over_cpu = ratio.map(|ratio| ratio.sums);
                 row.offload_over_cpu_median = ratio.map(|ratio| ratio.median);
                 row.offload_over_cpu_lower = ratio.map(|ratio| ratio.lower);
+                row.offload_over_cpu_both =
+                    SumRatio::of(&core.both(), &blocks.both()).map(|ratio| ratio.sums);
             }
             (Mode::Auto, core) => {
                 let offload = of(Setup { mode: Mode::Offload, ..setup });
@@ -214,7 +223,7 @@ fn row(
     traffic: Traffic,
     load: Load,
     (blocks, steadiness): (&Blocks, Steadiness),
-    segments: u64,
+    moved: Moved,
 ) -> Row {
     let mut row = Row {
         bench: "tcp",
@@ -229,13 +238,22 @@ fn row(
         chunk: Some(load.chunk),
         connections: Some(traffic.connections),
         simulated: setup.copier.simulated(),
-        received: segments,
-        verified: segments,
+        received: moved.segments,
+        verified: moved.segments,
+        windows_again: Some(moved.again),
         ..Row::default()
     };
     blocks.enter(&mut row, tsc::hz());
     steadiness.enter(&mut row);
-    row.payload_gbps = Some(traffic.segment as f64 * 8.0 / row.ns_per_packet);
+    let ns = |samples: &[f64]| mean(samples).map(|ticks| ticks * 1e9 / tsc::hz() as f64);
+    row.guest_ns_per_packet = ns(&blocks.guest);
+    row.both_ns_per_packet = ns(&blocks.both());
+    // Not all segments are full: a chunk's last one, and any that the window has no room for.
+    let payload = moved.bytes as f64 / moved.segments.max(1) as f64;
+    row.payload_per_packet = Some(payload);
+    row.payload_gbps = Some(payload * 8.0 / row.ns_per_packet);
+    row.gbps = row.mpps * (payload + HEADERS as f64) * 8.0 / 1e3;
+    row.gbps_l1 = row.gbps + row.mpps * 20.0 * 8.0 / 1e3;
     row
 }
 

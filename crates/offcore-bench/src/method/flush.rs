@@ -4,6 +4,7 @@ use std::arch::x86_64::{_mm_clflush, _mm_mfence};
 use std::ptr;
 
 use offcore_session::Writer;
+use offcore_stats::tsc;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -25,21 +26,24 @@ unsafe fn flush_at(bytes: *const u8, len: usize) {
     unsafe { _mm_mfence() };
 }
 
-/// Writes as [`Writer::write`] does, and flushes what it has written.
-pub(crate) fn write(writer: &mut Writer, from: &[u8]) -> usize {
-    let mut done = 0;
+/// Writes as [`Writer::write`] does, and flushes what it has written. Returns how much that was, and the TSC ticks that
+/// flushing took.
+pub(crate) fn write(writer: &mut Writer, from: &[u8]) -> (usize, u64) {
+    let (mut done, mut flushing) = (0, 0);
     for span in writer.spans(from.len()) {
         let (to, from) = (span.address().as_ptr(), &from[done..done + span.len()]);
         // SAFETY: a span is mapped and the writer's until it commits; the slice is as long and no shared memory.
         unsafe {
             // copy-ok: what a write is
             ptr::copy_nonoverlapping(from.as_ptr(), to, span.len());
+            let start = tsc::now();
             flush_at(to, span.len());
+            flushing += tsc::now() - start;
         }
         done += span.len();
     }
     writer.commit(done);
-    done
+    (done, flushing)
 }
 
 #[cfg(test)]

@@ -84,6 +84,14 @@ impl TimedWorker {
         mover.stats().core_bytes + mover.channels().map(|(_, channel)| channel.stats().bytes).sum::<u64>()
     }
 
+    /// Forgets by which routines the core copied, and how long the engine took: something else is measured from now on.
+    pub(crate) fn forget(&mut self) {
+        self.routines.clear();
+        if let Some(engine) = &self.engine {
+            lock(engine).forget();
+        }
+    }
+
     /// Nanoseconds that the engine took for a copy; `None` without one.
     pub(crate) fn engine_ns_per_copy(&self) -> Option<f64> {
         Some(lock(self.engine.as_ref()?).ns_per_copy())
@@ -154,6 +162,12 @@ impl TimedWorker {
                 routines.note(routine);
             }
         }
+    }
+
+    /// How often that was since it was last forgotten.
+    #[cfg(test)]
+    pub(crate) fn routine_windows(&self) -> u64 {
+        self.routines.iter().flat_map(|routines| &routines.0).map(|(_, times)| times).sum()
     }
 
     /// Those routines, as it mostly had them; `None` where the core has made no copy.

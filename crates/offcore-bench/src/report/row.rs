@@ -62,6 +62,10 @@ pub struct Row {
     pub peer_far_busy: Option<f64>,
     /// TCP: Gbit/s of payload, of the measured core alone; over veth, end to end.
     pub payload_gbps: Option<f64>,
+    /// TCP: bytes of payload in a segment, the mean: `frame` is of a full one.
+    pub payload_per_packet: Option<f64>,
+    /// TCP: windows that were thrown away and made anew because segments were sent again in them, or dropped.
+    pub windows_again: Option<u64>,
     /// Application work per packet in nanoseconds, part of what was timed.
     pub work_ns: u64,
     pub simulated: bool,
@@ -154,6 +158,8 @@ pub struct Row {
     pub offload_over_cpu_median: Option<f64>,
     /// Lower bound of that ratio by bootstrap.
     pub offload_over_cpu_lower: Option<f64>,
+    /// TCP: the ratio of sums of core, far host and applications together; the engine's time is in neither.
+    pub offload_over_cpu_both: Option<f64>,
     /// `auto`: its speed over `cpu`'s, which alternated with it, as a ratio of the sums of the whole run, the beginning
     /// included, in which it learns; above 1 is faster.
     pub auto_over_cpu: Option<f64>,
@@ -195,7 +201,8 @@ pub struct Row {
     /// The routines by which the core copied: out of the guest's memory and into it, or from guest to guest. Stores past
     /// the caches (`non-temporal`, `direct`) make the core cheaper and the reader dearer.
     pub copy_routine: Option<String>,
-    /// Nanoseconds a packet that the guests spent on their virtqueues, on writing packets and on reading them; the mean.
+    /// Nanoseconds a packet that the guests spent on their virtqueues, on writing packets and on reading them; the mean. TCP:
+    /// that the far host and both applications spent.
     pub guest_ns_per_packet: Option<f64>,
     /// Core and guests together, nanoseconds a packet; the mean.
     pub both_ns_per_packet: Option<f64>,

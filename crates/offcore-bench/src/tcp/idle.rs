@@ -27,8 +27,8 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     let loads = options.loads();
     for (side, segment, idle) in options.wires() {
         // The same FIFOs, so that nothing else differs.
-        let (fifo, checksums) = (SMALL_FIFO, options.checksums);
-        let alone = Traffic { side, segment, connections: 1, idle: 0, fifo, checksums };
+        let (fifo, checksums, past_caches) = (SMALL_FIFO, options.checksums, options.past_caches);
+        let alone = Traffic { side, segment, connections: 1, idle: 0, fifo, checksums, past_caches };
         let noise = match options.noise_floor {
             true => pair::noise(&mut rig, alone, &loads, options, progress)?,
             false => vec![None; loads.len()],
@@ -55,8 +55,8 @@ fn rows(pair: &Pair, (setup, wanted): (Setup, [Traffic; 2]), load: Load) -> Vec<
     let steadiness = pair.turns.steadiness();
     let mut rows: Vec<Row> = Vec::new();
     let mut alone = None;
-    for (((link, blocks), traffic), segments) in pair.turns.iter().zip(wanted).zip(pair.segments) {
-        let mut row = row(setup, traffic, load, (blocks, steadiness), segments);
+    for (((link, blocks), traffic), moved) in pair.turns.iter().zip(wanted).zip(pair.moved) {
+        let mut row = row(setup, traffic, load, (blocks, steadiness), moved);
         row.idle_connections = Some(traffic.idle);
         if let Some(ns) = link.borrow().engine_ns_per_copy() {
             row.set_engine(ns, 1.0);

@@ -1,26 +1,33 @@
 //! Two hosts of this process and a wire between them: one is measured, the other runs on the other core.
 //!
-//! Timed are the production worker's rounds on the measured host: protocol, copies or their hand-over, headers. Untimed
-//! are the far host, what applications do with their FIFOs, the wire, and the engine, each in turns of its own. With
-//! [`Side::Send`] data goes from the measured host, with [`Side::Receive`] to it.
+//! Timed are the production worker's rounds on the measured host: protocol, copies or their hand-over, headers. What the
+//! far host takes, and applications with their FIFOs, is timed in turns of its own and told apart, so that it is seen who
+//! pays for a copy. Untimed are the wire and the engine. With [`Side::Send`] data goes from the measured host, with
+//! [`Side::Receive`] to it.
+//!
+//! The far host and a helper core copy through their caches: where data is `remote`, it is in those. So does the measured
+//! core, unless [`Traffic::past_caches`] lets it choose.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr};
+use std::ops::AddAssign;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use offcore_dma::{Binding, Mover};
 use offcore_flow::host::{App, Host};
 use offcore_flow::worker::Worker;
 use offcore_mem::Pool;
-use offcore_stats::named;
+use offcore_stats::{named, tsc};
 use offcore_tcp::path::Path;
 use offcore_tcp::proto::{Config, IfaceConfig, Out, Prefix, Stack};
 use offcore_wire::MacAddr;
 
+use super::share::CopyShare;
 use super::streams::{Ends, Shared, Streams};
 use super::wire::{WireEnd, wire};
 use crate::method::alternate::{Cost, Subject};
@@ -31,6 +38,8 @@ use crate::method::timed_worker::{self, TimedWorker};
 
 /// Bytes of a window, at least: as many chunks as that takes.
 const WINDOW: usize = 256 << 10;
+/// How often a window is made in which segments are sent again or dropped, before something is wrong.
+const TRIES: usize = 3;
 /// Without progress for so long something is wrong.
 pub(super) const STALLED: Duration = Duration::from_secs(10);
 /// Bytes of FIFOs in each host.
@@ -66,6 +75,8 @@ pub(super) struct Traffic {
     pub(super) fifo: u32,
     /// Whether the port completes and verifies checksums.
     pub(super) checksums: bool,
+    /// Whether the measured core may store past the caches, at its reader's expense.
+    pub(super) past_caches: bool,
 }
 
 /// How data goes over a link.
@@ -74,6 +85,31 @@ pub(super) struct Load {
     pub(super) temperature: Temperature,
     /// Bytes that applications write at a time.
     pub(super) chunk: usize,
+}
+
+/// What has gone over a link, every byte checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moved {
+    pub(super) segments: u64,
+    /// Bytes of payload.
+    pub(super) bytes: u64,
+    /// Windows that were thrown away and made anew because segments were sent again in them, or dropped.
+    pub(super) again: u64,
+}
+
+impl AddAssign for Moved {
+    fn add_assign(&mut self, other: Self) {
+        self.segments += other.segments;
+        self.bytes += other.bytes;
+        self.again += other.again;
+    }
+}
+
+/// What the other side of a window did: bytes that were read, and TSC ticks that it took.
+#[derive(Clone, Copy, Debug, Default)]
+struct Done {
+    bytes: usize,
+    ticks: u64,
 }
 
 /// Bytes that the FIFOs of so many connections hold.
@@ -87,18 +123,24 @@ struct Far {
     worker: Worker,
     shared: Shared,
     wire: WireEnd,
+    /// Packets that its stack has dropped so far.
+    dropped: u64,
 }
 
 impl Far {
-    /// Rounds until nothing comes and nothing goes.
-    fn run(&mut self) {
+    /// Rounds until nothing comes and nothing goes; the ticks that took, without the wire's.
+    fn run(&mut self) -> Result<u64> {
+        let (start, wires) = (tsc::now(), self.wire.taken());
         loop {
             let before = self.wire.segments();
             self.worker.round();
             if self.wire.waiting() == 0 && self.wire.segments() == before {
-                return;
+                break;
             }
         }
+        let all = tsc::now() - start;
+        self.dropped = dropped(&mut self.worker)?;
+        Ok(all.saturating_sub(self.wire.taken() - wires))
     }
 }
 
@@ -116,10 +158,9 @@ pub(super) struct Link {
     next: usize,
     /// Bytes that applications write at a time.
     chunk: usize,
-    /// Segments that the measured host has sent or received since that was set, every byte checked.
-    segments: u64,
-    /// What the stage clock had then, by group.
-    groups: [f64; 3],
+    /// What the measured host has sent or received since that was set.
+    moved: Moved,
+    share: CopyShare,
     windows: usize,
 }
 
@@ -160,12 +201,22 @@ pub(super) fn worker(
     Ok(Worker::new(vec![Box::new(host)], mover, pool.cache()))
 }
 
+/// Packets that a host's stack has dropped.
+fn dropped(worker: &mut Worker) -> Result<u64> {
+    let task: &mut dyn Any = worker.tasks.first_mut().context("the worker has no task")?.as_mut();
+    let host: &mut Host = task.downcast_mut().context("the task is no host")?;
+    Ok(host.stack().drops().iter().map(|(_, count)| count).sum())
+}
+
 impl Link {
     /// Opens both hosts and their connections. Takes some seconds: addresses are probed for first.
     pub(super) fn open(setup: Setup, traffic: Traffic, pool: &'static Pool) -> Result<Self> {
         let Traffic { side, connections, idle, checksums, .. } = traffic;
-        let mut engine = setup.open()?;
-        let (mover, channels) = timed_worker::mover_with(engine.as_mut())?;
+        let mut engine = setup.open_to_caches()?;
+        let (mut mover, channels) = timed_worker::mover_with(engine.as_mut())?;
+        if !traffic.past_caches {
+            mover.keep_to_caches();
+        }
         let binding = Binding::new(setup.mode, channels);
         let [wire, far_wire] = wire(pool, checksums);
         let (shared, far_shared) = (Shared::default(), Shared::default());
@@ -180,25 +231,17 @@ impl Link {
         let sizes = (traffic.segment, traffic.fifo);
         let near = worker((1, &wire, near_app), mover, &binding, sizes, pool)?;
         let core = Binding::core();
-        let far = worker((2, &far_wire, far_app), Mover::new(), &core, sizes, pool)?;
+        let mut far_mover = Mover::new();
+        far_mover.keep_to_caches();
+        let far = worker((2, &far_wire, far_app), far_mover, &core, sizes, pool)?;
         let mut near = TimedWorker::new(near, engine, Temperature::Remote);
         near.not_its_own = Arc::clone(&wire.taken_ticks);
-        let far = Arc::new(Mutex::new(Far { worker: far, shared: far_shared, wire: far_wire }));
-        let (next, chunk, segments, groups, windows) = (0, WINDOW, 0, [0.0; 3], 0);
-        let mut link = Self {
-            setup,
-            side,
-            near,
-            shared,
-            wire,
-            far,
-            connections,
-            next,
-            chunk,
-            segments,
-            groups,
-            windows,
-        };
+        let far = Far { worker: far, shared: far_shared, wire: far_wire, dropped: 0 };
+        let far = Arc::new(Mutex::new(far));
+        let (share, moved) = (CopyShare::begin(&near.worker.clock), Moved::default());
+        let (next, chunk, windows) = (0, WINDOW, 0);
+        let mut link =
+            Self { setup, side, near, shared, wire, far, connections, next, chunk, moved, share, windows };
         link.connect(all)?;
         Ok(link)
     }
@@ -220,6 +263,7 @@ impl Link {
         }
         lock(&self.shared.streams).sort();
         lock(&far.shared.streams).sort();
+        far.dropped = dropped(&mut far.worker)?;
         Ok(())
     }
 
@@ -229,17 +273,19 @@ impl Link {
         let cold = temperature == Temperature::Cold;
         lock(&self.shared.streams).cold = cold;
         self.wire.set_cold(cold);
-        (self.chunk, self.segments, self.groups) = (chunk, 0, self.near.groups());
+        (self.chunk, self.moved) = (chunk, Moved::default());
+        self.share = CopyShare::begin(&self.near.worker.clock);
+        self.near.forget();
     }
 
-    /// Segments that were moved, every byte of them checked.
-    pub(super) fn segments(&self) -> u64 {
-        self.segments
+    /// What was moved since that was set.
+    pub(super) fn moved(&self) -> Moved {
+        self.moved
     }
 
-    /// Shares of the measured core's cycles: packets and protocol, virtqueues, copies.
-    pub(super) fn shares(&self) -> [f64; 3] {
-        self.near.shares_since(self.groups)
+    /// The share of copies in the measured core's cycles; `None` when the stage clock has sampled none.
+    pub(super) fn copy_share(&self) -> Option<f64> {
+        self.share.median()
     }
 
     /// The routine by which the core copied, as most windows had it.
@@ -264,25 +310,27 @@ impl Link {
         near.rounds_until(1, other, left)
     }
 
-    /// The far host's application writes what there is room for, the host runs, and what has come is read; returns the
-    /// bytes read.
-    fn run_far(&self, other: &OtherCore, read: Option<Chunks>) -> Result<usize> {
-        let bytes = Arc::new(Mutex::new(0));
-        let into = Arc::clone(&bytes);
+    /// The far host's application writes what there is room for, the host runs, and what has come is read.
+    fn run_far(&self, other: &OtherCore, read: Option<Chunks>) -> Result<Done> {
+        let done = Arc::new(Mutex::new(Done::default()));
+        let into = Arc::clone(&done);
         other.run_on(self.near.temperature, &self.far, move |far| {
+            let app = |far: &Far| lock(&far.shared.streams).ticks;
+            let before = app(far);
             lock(&far.shared.streams).write();
             far.shared.touched.store(true, Ordering::Relaxed);
-            far.run();
+            let (mut bytes, mut ticks) = (0, far.run()?);
             if let Some(chunks) = read {
-                *lock(&into) = chunks.read(&mut lock(&far.shared.streams))?;
+                bytes = chunks.read(&mut lock(&far.shared.streams))?;
                 far.shared.touched.store(true, Ordering::Relaxed);
                 // The window opens again.
-                far.run();
+                ticks += far.run()?;
             }
+            *lock(&into) = Done { bytes, ticks: ticks + app(far) - before };
             Ok(())
         })?;
-        let bytes = *lock(&bytes);
-        Ok(bytes)
+        let done = *lock(&done);
+        Ok(done)
     }
 
     /// What the measured host's application does, on the other core unless the data is hot.
@@ -290,16 +338,85 @@ impl Link {
         &self,
         other: &OtherCore,
         work: impl FnOnce(&mut Streams) -> Result<usize> + Send + 'static,
-    ) -> Result<usize> {
-        let bytes = Arc::new(Mutex::new(0));
-        let into = Arc::clone(&bytes);
+    ) -> Result<Done> {
+        let done = Arc::new(Mutex::new(Done::default()));
+        let into = Arc::clone(&done);
         other.run_on(self.near.temperature, &self.shared.streams, move |streams| {
-            *lock(&into) = work(streams)?;
+            let before = streams.ticks;
+            let bytes = work(streams)?;
+            *lock(&into) = Done { bytes, ticks: streams.ticks - before };
             Ok(())
         })?;
         self.shared.touched.store(true, Ordering::Relaxed);
-        let bytes = *lock(&bytes);
-        Ok(bytes)
+        let done = *lock(&done);
+        Ok(done)
+    }
+
+    /// One chunk for each of `chunks` goes over; the ticks that took the measured core, and the other side.
+    fn transfer(&mut self, other: &OtherCore, chunks: Chunks) -> Result<[u64; 2]> {
+        let bytes = chunks.count * chunks.len;
+        match self.side {
+            Side::Send => chunks.owe(&mut lock(&self.shared.streams))?,
+            Side::Receive => chunks.owe(&mut lock(&lock(&self.far).shared.streams))?,
+        }
+        let (mut ticks, mut others, mut read, mut since) = (0, 0, 0, Instant::now());
+        loop {
+            let written = match self.side {
+                Side::Send => self.application(other, |streams| {
+                    streams.write();
+                    Ok(0)
+                })?,
+                Side::Receive => self.run_far(other, None)?,
+            };
+            ticks += self.run_near(other)?;
+            others += written.ticks;
+            if read == bytes {
+                return Ok([ticks, others]);
+            }
+            let more = match self.side {
+                Side::Send => self.run_far(other, Some(chunks))?,
+                Side::Receive => self.application(other, move |streams| chunks.read(streams))?,
+            };
+            others += more.ticks;
+            if more.bytes > 0 {
+                (read, since) = (read + more.bytes, Instant::now());
+            }
+            ensure!(since.elapsed() < STALLED, "{read} of {bytes} bytes have arrived");
+        }
+    }
+
+    /// Packets with payload and bytes of it that have gone over the wire, and packets that stacks have dropped.
+    fn seen(&mut self) -> Result<[u64; 3]> {
+        let lane = usize::from(self.side == Side::Send);
+        let drops = dropped(&mut self.near.worker)? + lock(&self.far).dropped;
+        Ok([self.wire.segments()[lane], self.wire.payload()[lane], drops])
+    }
+
+    /// A window; `None` when segments were sent again in it or packets dropped, as happens when somebody was taken off his
+    /// core for long: that is no part of what is measured.
+    fn try_window(&mut self, other: &OtherCore) -> Result<Option<Cost>> {
+        let count = (WINDOW / self.chunk).max(1);
+        let chunks = Chunks { first: self.next, count, connections: self.connections, len: self.chunk };
+        self.next = (self.next + count) % self.connections;
+        let before = self.seen()?;
+        let [core, guest] = self.transfer(other, chunks)?;
+        // The stack's queues: what is received, what is sent.
+        self.near.note_routines(if self.side == Side::Receive { 0..1 } else { 1..2 });
+        // The stage clock samples one round in 64: not the same of every window.
+        self.windows += 1;
+        if self.windows.is_multiple_of(3) {
+            self.near.worker.round();
+        }
+        let after = self.seen()?;
+        let [packets, payload, drops] = [0, 1, 2].map(|i| after[i] - before[i]);
+        let bytes = (count * self.chunk) as u64;
+        if payload != bytes || drops > 0 {
+            self.moved.again += 1;
+            return Ok(None);
+        }
+        self.moved += Moved { segments: packets, bytes, again: 0 };
+        self.share.note(&self.near.worker.clock, packets);
+        Ok(Some(Cost { packets, core, guest }))
     }
 }
 
@@ -341,51 +458,12 @@ impl Subject for &mut Link {
 
 impl Subject for Link {
     fn window(&mut self, other: &OtherCore) -> Result<Cost> {
-        let count = (WINDOW / self.chunk).max(1);
-        let chunks = Chunks { first: self.next, count, connections: self.connections, len: self.chunk };
-        self.next = (self.next + count) % self.connections;
-        let bytes = count * self.chunk;
-        let before = self.wire.segments();
-        match self.side {
-            Side::Send => chunks.owe(&mut lock(&self.shared.streams))?,
-            Side::Receive => chunks.owe(&mut lock(&lock(&self.far).shared.streams))?,
-        }
-        let (mut ticks, mut read, mut since) = (0, 0, Instant::now());
-        loop {
-            match self.side {
-                Side::Send => self.application(other, |streams| {
-                    streams.write();
-                    Ok(0)
-                })?,
-                Side::Receive => self.run_far(other, None)?,
-            };
-            ticks += self.run_near(other)?;
-            if read == bytes {
-                break;
+        for _ in 0..TRIES {
+            if let Some(cost) = self.try_window(other)? {
+                return Ok(cost);
             }
-            let more = match self.side {
-                Side::Send => self.run_far(other, Some(chunks))?,
-                Side::Receive => self.application(other, move |streams| chunks.read(streams))?,
-            };
-            if more > 0 {
-                (read, since) = (read + more, Instant::now());
-            }
-            ensure!(since.elapsed() < STALLED, "{read} of {bytes} bytes have arrived");
         }
-        // The stack's queues: what is received, what is sent.
-        self.near.note_routines(if self.side == Side::Receive { 0..1 } else { 1..2 });
-        // The stage clock samples one round in 64: not the same of every window.
-        self.windows += 1;
-        if self.windows.is_multiple_of(3) {
-            self.near.worker.round();
-        }
-        let after = self.wire.segments();
-        let segments = match self.side {
-            Side::Send => after[1] - before[1],
-            Side::Receive => after[0] - before[0],
-        };
-        self.segments += segments;
-        Ok(Cost { packets: segments, core: ticks, guest: 0 })
+        bail!("segments were sent again, or packets dropped, in {TRIES} windows in a row")
     }
 }
 
@@ -393,6 +471,16 @@ impl Subject for Link {
 mod tests {
     use super::*;
     use offcore_mem::Hugepages;
+
+    const TRAFFIC: Traffic = Traffic {
+        side: Side::Send,
+        segment: 1448,
+        connections: 3,
+        idle: 2,
+        fifo: LARGE_FIFO,
+        checksums: true,
+        past_caches: false,
+    };
 
     #[test]
     fn every_byte_arrives_whoever_copies() {
@@ -403,17 +491,19 @@ mod tests {
             (Side::Receive, Setup::HELPER, false),
             (Side::Send, Setup::CPU, false),
         ] {
-            let traffic =
-                Traffic { side, segment: 1448, connections: 3, idle: 2, fifo: fifo_of(5), checksums };
+            let traffic = Traffic { side, checksums, ..TRAFFIC };
             let mut link = Link::open(setup, traffic, pool).unwrap();
             for (temperature, chunk) in
                 [(Temperature::Hot, 4096), (Temperature::Remote, 2 << 20), (Temperature::Cold, 777)]
             {
                 link.set(Load { temperature, chunk });
                 let cost = link.window(&other).unwrap();
-                assert_eq!(link.segments(), cost.packets);
                 let bytes = (WINDOW / chunk).max(1) * chunk;
-                assert!(cost.packets as usize >= bytes.div_ceil(1448) && cost.core > 0, "{side}: {cost:?}");
+                let moved = link.moved();
+                assert_eq!((moved.segments, moved.bytes), (cost.packets, bytes as u64));
+                assert!(cost.packets as usize >= bytes.div_ceil(1448), "{side}: {cost:?}");
+                // The far host and both applications have done something, too.
+                assert!(cost.core > 0 && cost.guest > 0, "{side}: {cost:?}");
             }
         }
     }
@@ -422,12 +512,46 @@ mod tests {
     fn a_wrong_byte_is_noticed() {
         let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
         let other = OtherCore::start(None).unwrap();
-        let (connections, idle, fifo) = (1, 0, fifo_of(1));
-        let traffic = Traffic { side: Side::Send, segment: 512, connections, idle, fifo, checksums: true };
+        let traffic = Traffic { segment: 512, connections: 1, ..TRAFFIC };
         let mut link = Link::open(Setup::CPU, traffic, pool).unwrap();
         link.window(&other).unwrap();
         lock(&link.shared.streams).skip(0);
         let error = link.window(&other).unwrap_err();
         assert!(format!("{error:#}").contains("wrong bytes"), "{error:#}");
+    }
+
+    #[test]
+    fn data_stays_in_caches_and_cells_are_told_apart() {
+        let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
+        let other = OtherCore::start(None).unwrap();
+        for side in Side::ALL {
+            let mut link = Link::open(Setup::CPU, Traffic { side, ..TRAFFIC }, pool).unwrap();
+            for temperature in [Temperature::Remote, Temperature::Cold] {
+                link.set(Load { temperature, chunk: 64 << 10 });
+                assert_eq!((link.moved(), link.near.routine_windows()), (Moved::default(), 0));
+                for _ in 0..100 {
+                    link.window(&other).unwrap();
+                }
+                assert!(link.copy_share().is_some_and(|share| share > 0.0 && share < 1.0));
+                let past = |routine: String| routine.contains("non-temporal") || routine.contains("direct");
+                assert!(!link.copy_routine().is_none_or(past), "{side}: {:?}", link.copy_routine());
+                let far = &lock(&link.far).worker.mover;
+                let routines = far.queues().filter_map(|queue| far.routine(queue)).map(|r| r.name().into());
+                assert!(!routines.into_iter().any(past), "{side}: the far host stores past its caches");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_sent_again_is_noticed() {
+        let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
+        let other = OtherCore::start(None).unwrap();
+        let mut link = Link::open(Setup::CPU, TRAFFIC, pool).unwrap();
+        link.set(Load { temperature: Temperature::Remote, chunk: 64 << 10 });
+        link.wire.lose_next();
+        let cost = link.window(&other).unwrap();
+        let moved = link.moved();
+        assert_eq!((moved.segments, moved.bytes), (cost.packets, WINDOW as u64));
+        assert!(moved.again > 0, "{moved:?}");
     }
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use anyhow::{Context as _, Result};
 
-use super::link::{Link, Load, Traffic};
+use super::link::{Link, Load, Moved, Traffic};
 use super::{Options, Rig};
 use crate::method::alternate::Alternating;
 use crate::method::copier::Setup;
@@ -19,8 +19,8 @@ const PARTS: usize = 2;
 /// A cell.
 pub(super) struct Pair {
     pub(super) turns: Alternating<Rc<RefCell<Link>>>,
-    /// Segments of each, every byte checked.
-    pub(super) segments: [u64; 2],
+    /// What went over each.
+    pub(super) moved: [Moved; 2],
 }
 
 /// Measures two links with each of the loads. What is not equal in them is why there is a ratio.
@@ -43,7 +43,7 @@ pub(super) fn measure(
         .map(|_| {
             let mut turns = Alternating::new();
             links.iter().for_each(|link| turns.add(Rc::clone(link)));
-            Pair { turns, segments: [0; 2] }
+            Pair { turns, moved: [Moved::default(); 2] }
         })
         .collect();
     for part in 0..PARTS {
@@ -57,8 +57,8 @@ pub(super) fn measure(
             pair.turns.renew().for_each(|link| link.borrow_mut().set(load));
             let schedule = options.schedule(temperature).part_of(PARTS);
             pair.turns.measure(schedule, &rig.other, &mut rig.clock, progress).context(what)?;
-            for (sum, link) in pair.segments.iter_mut().zip(&links) {
-                *sum += link.borrow().segments();
+            for (sum, link) in pair.moved.iter_mut().zip(&links) {
+                *sum += link.borrow().moved();
             }
         }
     }

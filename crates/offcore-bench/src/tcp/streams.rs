@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use offcore_flow::host::{App, Calls};
 use offcore_port::Context;
 use offcore_session::{Reader, Writer};
-use offcore_stats::SplitMix;
+use offcore_stats::{SplitMix, tsc};
 use offcore_tcp::proto::{CallError, ConnId, Event, Stack};
 
 use crate::method::flush;
@@ -49,6 +49,8 @@ pub(super) struct Streams {
     buffer: Vec<u8>,
     /// What is written is to be in no cache.
     pub(super) cold: bool,
+    /// TSC ticks that writing and reading have taken, without making, checking and flushing bytes.
+    pub(super) ticks: u64,
     /// Connections on which there is something to be written.
     owing: Vec<usize>,
     /// Connections that have been written or read since the stack was told.
@@ -77,14 +79,19 @@ impl Streams {
 
     /// Writes what there is room for.
     pub(super) fn write(&mut self) {
-        let Self { streams, owing, touched, cold, .. } = self;
-        let write = if *cold { flush::write } else { Writer::write };
+        let Self { streams, owing, touched, cold, ticks, .. } = self;
+        let write = |writer: &mut Writer, from: &[u8]| match *cold {
+            true => flush::write(writer, from),
+            false => (writer.write(from), 0),
+        };
         owing.retain(|&index| {
             let stream = &mut streams[index];
             let mut all = 0;
             while stream.owed > 0 {
                 let at = (stream.position % PERIOD as u64) as usize;
-                let n = write(&mut stream.writer, &PATTERN[at..at + stream.owed.min(PERIOD)]);
+                let start = tsc::now();
+                let (n, flushing) = write(&mut stream.writer, &PATTERN[at..at + stream.owed.min(PERIOD)]);
+                *ticks += (tsc::now() - start).saturating_sub(flushing);
                 if n == 0 {
                     break;
                 }
@@ -109,7 +116,9 @@ impl Streams {
         self.buffer.resize(64 << 10, 0);
         let mut all = 0;
         loop {
+            let start = tsc::now();
             let n = stream.reader.read(&mut self.buffer);
+            self.ticks += tsc::now() - start;
             if n == 0 {
                 break;
             }

@@ -10,8 +10,10 @@ fn options(setups: &[Setup], temperatures: &[Temperature], connections: usize) -
         segments: vec![SEGMENT],
         connections: vec![connections],
         temperatures: temperatures.to_vec(),
+        largest_hot: 256 << 10,
         setups: setups.to_vec(),
         checksums: true,
+        past_caches: false,
         noise_floor: true,
         blocks: 2,
         bursts: 1,
@@ -40,11 +42,28 @@ fn ratios_stand_beside_a_noise_floor() {
         assert!(row.cycles_per_packet > 0.0 && row.noise_floor.is_some(), "{row:?}");
         let ratios = [row.offload_over_cpu, row.offload_over_cpu_median, row.offload_over_cpu_lower];
         assert!(ratios.iter().all(|ratio| ratio.is_some() == (row.mode == "offload")), "{row:?}");
+        assert_eq!(row.offload_over_cpu_both.is_some(), row.mode == "offload");
+        // Two full segments and what is left of a chunk, or what several have together.
+        let payload = row.payload_per_packet.unwrap();
+        assert!((4096.0 / 3.0..=SEGMENT as f64).contains(&payload), "{row:?}");
+        assert!((row.payload_gbps.unwrap() - payload * 8.0 / row.ns_per_packet).abs() < 1e-6, "{row:?}");
+        assert!(row.guest_ns_per_packet > Some(0.0), "{row:?}");
+        assert!(row.both_ns_per_packet > row.guest_ns_per_packet, "{row:?}");
     }
     let data: Vec<_> = rows.iter().map(|row| (row.case.as_str(), row.temperature.as_str())).collect();
     for side in ["send", "receive"] {
         assert!(data.contains(&(side, "remote")) && data.contains(&(side, "cold")), "{data:?}");
     }
+}
+
+#[test]
+fn long_chunks_are_not_measured_hot() {
+    let mut options = options(&[Setup::CPU], &[Temperature::Hot, Temperature::Remote], 1);
+    options.chunks = vec![256 << 10, 2 << 20];
+    let loads = options.loads();
+    let loads: Vec<_> = loads.iter().map(|load| (load.temperature, load.chunk)).collect();
+    let (hot, remote) = (Temperature::Hot, Temperature::Remote);
+    assert_eq!(loads, [(hot, 256 << 10), (remote, 256 << 10), (remote, 2 << 20)]);
 }
 
 #[test]

@@ -8,14 +8,15 @@ use std::sync::{Arc, Mutex};
 use offcore_flow::host::HostPort;
 use offcore_mem::{Burst, Packet, Pool};
 use offcore_port::{Accepts, Context, RxCounters, RxQueue, TxCounters, TxQueue};
-use offcore_stats::tsc;
+use offcore_stats::{Stage, tsc};
 use offcore_wire::virtio_net::{HEADER_LEN, Offloads};
 
 use crate::method::flush::flush;
 use crate::method::lockstep::lock;
 
-/// Packets of up to so many bytes have no payload.
-const HEADERS: usize = 100;
+/// Where the stage clock has what the wire takes: a stage that a host on a wire does not have itself, so that whoever reads
+/// the clock can leave it out.
+pub(super) const NOT_THE_HOSTS: Stage = Stage::Publish;
 
 /// One direction.
 #[derive(Debug)]
@@ -25,15 +26,39 @@ struct Lane {
     /// Packets that were ever sent, and those with payload.
     all: AtomicU64,
     segments: AtomicU64,
+    /// Bytes of that payload, of segments that are sent again, too.
+    payload: AtomicU64,
     /// Packets are in no cache when they come.
     cold: AtomicBool,
+    /// The next packet with payload is lost.
+    #[cfg(test)]
+    loses: AtomicBool,
     pool: &'static Pool,
 }
 
 impl Lane {
     fn new(pool: &'static Pool) -> Arc<Self> {
-        let (packets, waiting, all, segments, cold) = Default::default();
-        Arc::new(Self { packets, waiting, all, segments, cold, pool })
+        let (packets, waiting, all, segments, payload, cold) = Default::default();
+        Arc::new(Self {
+            packets,
+            waiting,
+            all,
+            segments,
+            payload,
+            cold,
+            #[cfg(test)]
+            loses: AtomicBool::new(false),
+            pool,
+        })
+    }
+
+    /// Notes what is sent. One thread sends, so no addition need be one step.
+    fn count(&self, burst: &Burst) {
+        let add = |to: &AtomicU64, n: u64| to.store(to.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+        let payloads = || burst.iter().map(|packet| payload(packet.bytes()) as u64);
+        add(&self.all, burst.len() as u64);
+        add(&self.segments, payloads().filter(|&bytes| bytes > 0).count() as u64);
+        add(&self.payload, payloads().sum());
     }
 }
 
@@ -86,9 +111,25 @@ impl WireEnd {
         [&self.incoming, &self.outgoing].map(|lane| lane.segments.load(Ordering::Relaxed))
     }
 
+    /// Bytes of payload, received and sent so far, those of segments that were sent again counted again.
+    pub(super) fn payload(&self) -> [u64; 2] {
+        [&self.incoming, &self.outgoing].map(|lane| lane.payload.load(Ordering::Relaxed))
+    }
+
     /// Packets of any kind, received and sent so far.
     pub(super) fn packets(&self) -> u64 {
         [&self.incoming, &self.outgoing].map(|lane| lane.all.load(Ordering::Relaxed)).iter().sum()
+    }
+
+    /// TSC ticks that this end's queues have taken so far.
+    pub(super) fn taken(&self) -> u64 {
+        self.taken_ticks.load(Ordering::Relaxed)
+    }
+
+    /// The next packet with payload that is sent from here is lost.
+    #[cfg(test)]
+    pub(super) fn lose_next(&self) {
+        self.outgoing.loses.store(true, Ordering::Relaxed);
     }
 
     /// Whether packets that come from now on are in no cache.
@@ -111,6 +152,7 @@ struct WireRx {
 
 impl RxQueue for WireRx {
     fn rx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        ctx.clock.lap(Stage::Rx);
         let start = tsc::now();
         let lane = &self.end.incoming;
         if lane.waiting.load(Ordering::Relaxed) > 0 {
@@ -120,6 +162,7 @@ impl RxQueue for WireRx {
             lane.waiting.store(packets.len(), Ordering::Relaxed);
         }
         self.end.took_since(start);
+        ctx.clock.lap(NOT_THE_HOSTS);
     }
 
     fn counters(&self) -> &RxCounters {
@@ -134,12 +177,18 @@ struct WireTx {
 }
 
 impl TxQueue for WireTx {
-    fn tx(&mut self, _: &mut Context<'_>, burst: &mut Burst) {
+    fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        // What came before: headers, and making this burst.
+        ctx.clock.lap(Stage::Tx);
         let start = tsc::now();
         let lane = &self.end.outgoing;
-        let segments = burst.iter().filter(|packet| packet.len() > HEADERS).count() as u64;
-        lane.all.store(lane.all.load(Ordering::Relaxed) + burst.len() as u64, Ordering::Relaxed);
-        lane.segments.store(lane.segments.load(Ordering::Relaxed) + segments, Ordering::Relaxed);
+        lane.count(burst);
+        #[cfg(test)]
+        if let Some(lost) = burst.iter().position(|packet| payload(packet.bytes()) > 0)
+            && lane.loses.swap(false, Ordering::Relaxed)
+        {
+            ctx.cache.free(burst.remove(lost));
+        }
         if lane.cold.load(Ordering::Relaxed) {
             burst.iter_mut().for_each(into_no_cache);
         }
@@ -148,6 +197,7 @@ impl TxQueue for WireTx {
         lane.waiting.store(packets.len(), Ordering::Relaxed);
         drop(packets);
         self.end.took_since(start);
+        ctx.clock.lap(NOT_THE_HOSTS);
     }
 
     fn accepts(&self) -> Accepts {
@@ -158,6 +208,18 @@ impl TxQueue for WireTx {
     fn counters(&self) -> &TxCounters {
         &self.counters
     }
+}
+
+/// Bytes of payload of a TCP packet over IPv4 without options, which is all that goes over a wire; none of any other.
+fn payload(packet: &[u8]) -> usize {
+    const IPV4: [u8; 3] = [8, 0, 0x45];
+    const TCP: u8 = 6;
+    let Some(head) = packet.first_chunk::<54>() else { return 0 };
+    if head[12..15] != IPV4 || head[23] != TCP {
+        return 0;
+    }
+    let (total, offset) = (u16::from_be_bytes([head[16], head[17]]), head[46] >> 4);
+    usize::from(total).saturating_sub(20 + 4 * usize::from(offset))
 }
 
 /// Headers, payload, and what the port is told of them.

@@ -18,6 +18,9 @@ use crate::args::size;
 use crate::args::{choice, mode, one_of, within};
 use table::table;
 
+/// Chunks that are measured with hot data where none are given: longer ones are in no core's own caches twice.
+const LARGEST_HOT: usize = 256 << 10;
+
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   What sending and receiving a segment costs the core, roughly:
@@ -43,9 +46,11 @@ Examples:
     offcore bench tcp --checksum core --side receive
 
 Two hosts in this process, a wire between them that hands packets over, segments
-of 1448 bytes where --segment says nothing else. Timed is the measured host's worker: protocol, copies or their
-hand-over, headers. The far host, both applications and the engine run on the
-other core, each in turns of its own; every byte is checked.";
+of 1448 bytes where --segment says nothing else. Timed is the measured host's
+worker: protocol, copies or their hand-over, headers. The far host, both
+applications and the engine run on the other core, each in turns of its own;
+every byte is checked. All copy through the caches, so that data is where the
+table says.";
 
 #[derive(Args, Debug)]
 pub(crate) struct TcpBenchArgs {
@@ -58,7 +63,7 @@ pub(crate) struct TcpBenchArgs {
     #[arg(long = "side", value_name = "LIST", value_delimiter = ',', value_parser = one_of(Side::NAMES, Side::find))]
     pub sides: Vec<Side>,
 
-    /// Bytes that applications write at a time, 512 to 2M; idle: to 256K [default: 4K,64K,256K,2M; idle: 64K]
+    /// Bytes that applications write at a time, 512 to 2M; idle: to 256K [default: 4K,64K,256K,2M, hot: to 256K; idle: 64K]
     #[arg(long = "chunk", value_name = "LIST", value_delimiter = ',', value_parser = size(512..=2 << 20))]
     pub chunks: Vec<usize>,
 
@@ -87,6 +92,11 @@ pub(crate) struct TcpBenchArgs {
     /// Who sums payload up: the port, which completes and verifies checksums, or the core
     #[arg(long, value_name = "WHO", default_value = "port")]
     pub checksum: Checksum,
+
+    /// Let the measured core store past the caches where that is faster for it, as it does outside of measurements: its
+    /// reader pays (column both)
+    #[arg(long)]
+    pub past_caches: bool,
 
     #[command(flatten)]
     pub bench: BenchArgs,
@@ -140,6 +150,7 @@ fn cases(args: &TcpBenchArgs) -> Result<Vec<(Case, Options)>, String> {
         (!args.temperatures.is_empty(), "--temperature"),
         (!args.modes.is_empty(), "--mode"),
         (!args.engines.is_empty(), "--engine"),
+        (args.past_caches, "--past-caches"),
     ] {
         goes_with(&args.cases, given, flag, SEGMENTS)?;
     }
@@ -177,6 +188,9 @@ fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, String> {
         connections,
         temperatures: or(&args.temperatures, temperatures),
         setups,
+        // What was asked for is measured.
+        largest_hot: if args.chunks.is_empty() { LARGEST_HOT } else { usize::MAX },
+        past_caches: args.past_caches,
         checksums: args.checksum == Checksum::Port,
         noise_floor: true,
         blocks: blocks(args.bench.quick),
@@ -218,6 +232,7 @@ mod tests {
             ("--temperature warm", &["--temperature", "hot, remote, cold"]),
             ("--case open-close --segment 512", &["--segment", "core-cost or idle"]),
             ("--mode auto --engine cpu", &["--mode", "leave nothing"]),
+            ("--case open-close --past-caches", &["--past-caches", "core-cost or idle"]),
             ("--checksum nobody", &["--checksum", "port, core"]),
         ] {
             let error = parsed(&format!("offcore bench tcp {flags}")).unwrap_err();
@@ -230,7 +245,10 @@ mod tests {
         let of = |line: &str| parsed(line).unwrap().remove(0).1;
         let options = of("offcore bench tcp");
         assert_eq!((options.chunks, options.setups.len()), (CHUNKS.to_vec(), 3));
+        assert_eq!((options.largest_hot, options.past_caches), (256 << 10, false));
         assert_eq!(options.temperatures, Temperature::ALL);
+        let given = of("offcore bench tcp --temperature hot --chunk 2M --past-caches");
+        assert_eq!((given.largest_hot, given.past_caches), (usize::MAX, true));
         assert_eq!(of("offcore bench tcp --connections 1000").chunks, CHUNKS[..3]);
     }
 

@@ -46,17 +46,19 @@ fn core_cost(rows: &[&Row]) -> String {
             row.temperature.clone(),
             or_dash(row.connections),
             or_dash(row.chunk.map(kib)),
-            (row.frame - HEADERS).to_string(),
+            segment(row),
             row.mode.clone(),
             row.engine.clone(),
             row.copy_routine.clone().filter(|_| row.mode != "offload").unwrap_or_else(|| "-".into()),
             cycles,
             spread,
             format!("{:.1}", row.ns_per_packet),
+            digits(row.both_ns_per_packet, 0),
             digits(row.payload_gbps, 1),
             percent(row.share_copy),
             or_dash(row.bound),
             times(row.offload_over_cpu),
+            times(row.offload_over_cpu_both),
             times(row.auto_over_better),
             times(row.offload_over_cpu_median.or(row.auto_over_better_median)),
             noise(row, row.offload_over_cpu.or(row.auto_over_better)),
@@ -64,20 +66,36 @@ fn core_cost(rows: &[&Row]) -> String {
         ]
     });
     let text = columns(
-        "<side|<data|connections|chunk|segment|<mode|<engine|<routine|cycles|min-max|ns|Gbit/s|copy|<bound|over cpu|auto|\
-             median|noise|verified",
+        "<side|<data|connections|chunk|segment|<mode|<engine|<routine|cycles|min-max|ns|both|Gbit/s|copy|<bound|over cpu|\
+             of both|auto|median|noise|verified",
         cells,
     );
     if text.is_empty() {
         return text;
     }
-    text + "cycles, ns: what a segment of up to so many bytes costs the core of the host that sends or receives it, with the\n\
-            acknowledgements, the median; Gbit/s: payload of that core alone, no network card's driver in it; copy: what\n\
-            part of its cycles copies take, or their hand-over (receiving VPP: 36.5 %, Linux: 42 %, by the guide); data: what\n\
-            is copied is in the core's own cache, in the other core's, or (cold) in none; bound: the limit of core and engine\n\
-            together; over cpu: the speed offloaded over that copied by the core, auto: over that of the better of the two,\n\
-            which alternated with it, as ratios of sums; median: that of the ratios of paired blocks; noise: how far from 1\n\
-            the ratio of what two equal links cost the core was in this run; verified: segments whose bytes were checked.\n"
+    text + "segment: bytes of payload, the mean; cycles, ns: what a segment costs the core of the host that sends or receives\n\
+            it, with the acknowledgements, the median; both: with what the far host and both applications take, no engine,\n\
+            the mean; Gbit/s: payload of that core alone, no network card's driver in it; copy: what part of its time copies\n\
+            take, or their hand-over (receiving VPP: 36.5 %, Linux: 42 %, by the guide); data: what is copied is in the core's\n\
+            own cache, in the other core's, or (cold) in none; bound: the limit of core and engine together; over cpu: the\n\
+            speed offloaded over that copied by the core, of both: the same of that sum, auto: over that of the better of the\n\
+            two, which alternated with it, as ratios of sums; median: that of the ratios of paired blocks; noise: how far\n\
+            from 1 the ratio of what two equal links cost the core was in this run; verified: segments whose bytes were\n\
+            checked.\n"
+        + &windows_again(rows)
+}
+
+/// What was thrown away, if anything.
+fn windows_again(rows: &[&Row]) -> String {
+    match rows.iter().filter_map(|row| row.windows_again).sum() {
+        0u64 => String::new(),
+        n => format!("{n} windows were made anew, because segments were sent again in them or dropped.\n"),
+    }
+}
+
+/// Bytes of payload in a segment.
+fn segment(row: &Row) -> String {
+    row.payload_per_packet.map_or_else(|| (row.frame - HEADERS).to_string(), |bytes| format!("{bytes:.0}"))
 }
 
 /// Beside idle connections.
@@ -93,7 +111,7 @@ fn idle(rows: &[&Row]) -> String {
             row.temperature.clone(),
             or_dash(row.idle_connections),
             or_dash(row.chunk.map(kib)),
-            (row.frame - HEADERS).to_string(),
+            segment(row),
             row.mode.clone(),
             row.engine.clone(),
             cycles,
@@ -190,8 +208,12 @@ mod tests {
             connections: Some(1),
             cycles_per_packet: 260.4,
             ns_per_packet: 130.2,
+            both_ns_per_packet: Some(351.0),
+            payload_per_packet: Some(1402.4),
+            windows_again: Some(2),
             offload_over_cpu: Some(1.84),
             offload_over_cpu_median: Some(1.83),
+            offload_over_cpu_both: Some(1.31),
             noise_floor: Some(0.021),
             received: 9,
             verified: 9,
@@ -199,10 +221,13 @@ mod tests {
         };
         let text = table(std::slice::from_ref(&row));
         for words in [
-            "send  cold            1   256K     1448  offload  core:1  -           260",
+            "send  cold            1   256K     1402  offload  core:1  -           260",
+            " 351 ",
             "1.84x",
+            "1.31x",
             "1.83x",
             "2.1 %",
+            "2 windows were made anew",
         ] {
             assert!(text.contains(words), "{words}: {text}");
         }
