@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(lines.len(), 3);
         assert!(lines[0].starts_with("arrangement,at_least,"), "{}", lines[0]);
         assert!(lines[0].contains(",both_ns_per_packet,bound,burst,"), "{}", lines[0]);
-        assert!(lines[1].contains(",vhost,,,,,,0,"), "{}", lines[1]);
+        assert!(lines[1].contains(",vhost,,,,,,,0,"), "{}", lines[1]);
         assert!(lines[1].contains(",\"a, \"\"quoted\"\" case\","), "{}", lines[1]);
     }
 }

@@ -54,9 +54,15 @@ pub struct Row {
     pub beside_over_alone_lower: Option<f64>,
     /// TCP over veth: whether ports and kernel segment, and leave checksums open.
     pub offloads: Option<bool>,
-    /// TCP over veth: nanoseconds that the host's core is busy for 1024 bytes; the kernel's in its place.
+    /// TCP over veth: nanoseconds that the host's core has work for 1024 bytes; the kernel's in its place.
     pub ns_per_kib: Option<f64>,
     pub peer_ns_per_kib: Option<f64>,
+    /// TCP over veth: the same of the other end's core.
+    pub far_ns_per_kib: Option<f64>,
+    pub peer_far_ns_per_kib: Option<f64>,
+    /// TCP over veth: the same of both cores, which is what counts: a kernel receives on the core that transmits.
+    pub both_ns_per_kib: Option<f64>,
+    pub peer_both_ns_per_kib: Option<f64>,
     /// TCP over veth: the part of the time in which the other end's core is busy; the same of the kernel to itself.
     pub far_busy: Option<f64>,
     pub peer_far_busy: Option<f64>,
@@ -185,7 +191,8 @@ pub struct Row {
     /// Share of copying, or of handing copies over and learning of their end.
     pub share_copy: Option<f64>,
     pub received: u64,
-    /// Packets whose content and order were checked.
+    /// Packets whose content and order were checked; of TCP over veth the bytes of our windows, all of which are compared,
+    /// by the length of a full segment.
     pub verified: u64,
     pub lost: u64,
     /// TSC ticks of a poll that finds nothing.
@@ -225,7 +232,8 @@ pub struct Row {
     pub busy_cycles_per_packet: Option<f64>,
     /// The peer's account of the same (testpmd's record-core-cycles).
     pub peer_cycles_per_packet: Option<f64>,
-    /// End to end: whether the front end was busy for more than 90 % of the time, and so was what was measured.
+    /// End to end: whether the front end was busy for more than 90 % of the time, and so was what was measured; of TCP over
+    /// veth the other end's core.
     pub fe_bound: Option<bool>,
     /// End to end: how both sides forward: `mac`, or `l2`, a learning switch.
     pub forward: Option<&'static str>,

@@ -12,8 +12,10 @@
 //! its packets over a veth pair by reference, and our port copies each one out of the kernel or into it: this is reported,
 //! no bar.
 //!
-//! What a byte costs the core is, of the kernel, what `/proc/stat` says that the core was busy; of ours, whose worker polls,
-//! the part of the stage clock that is not idle. Both include what the kernel does on that core for the other end.
+//! What a byte costs is what both cores take for it together: on veth what a kernel does to receive runs on the core that
+//! transmits, so that neither core alone says what its end costs. Of the kernel, and of the far end, a core's part is what
+//! `/proc/stat` says that it was busy; of ours, whose worker polls, how long it had work: the part of the stage clock that
+//! is not idle.
 
 mod far;
 mod hosts;
@@ -39,6 +41,8 @@ use hosts::{Host, Kernel};
 
 /// The MTU of the pairs, of which a segment of [`SEGMENT`] bytes is made.
 const MTU: &str = "1500";
+/// The far end is the limit from this part of its core on.
+const FAR_BOUND: f64 = 0.9;
 
 named! {
     /// What is under our host.
@@ -148,7 +152,8 @@ impl fmt::Display for Cell {
 #[derive(Clone, Copy, Debug)]
 struct Window {
     bytes: u64,
-    /// Ticks that it took, and what part of them each core was busy: the host's, and the other end's.
+    /// Ticks that it took, and what part of them each core was busy, or our worker had work: the host's core, and the other
+    /// end's.
     ticks: u64,
     busy: f64,
     far_busy: f64,
@@ -162,7 +167,21 @@ impl Window {
 
     /// Nanoseconds of the host's core for 1024 bytes.
     fn cost(&self) -> f64 {
-        self.busy * tsc::to_ns(self.ticks) / (self.bytes.max(1) as f64 / 1024.0)
+        self.busy * self.ns_per_kib()
+    }
+
+    /// The same of the other end's.
+    fn far_cost(&self) -> f64 {
+        self.far_busy * self.ns_per_kib()
+    }
+
+    /// Of both cores.
+    fn both_cost(&self) -> f64 {
+        self.cost() + self.far_cost()
+    }
+
+    fn ns_per_kib(&self) -> f64 {
+        tsc::to_ns(self.ticks) / (self.bytes.max(1) as f64 / 1024.0)
     }
 }
 
@@ -243,11 +262,46 @@ impl Cell {
         row.peer_ratio_lower = ratio.map(|ratio| ratio.lower);
         row.ns_per_kib = Some(median(ours, Window::cost));
         row.peer_ns_per_kib = Some(median(theirs, Window::cost));
-        row.far_busy = Some(median(ours, |window| window.far_busy));
-        row.peer_far_busy = Some(median(theirs, |window| window.far_busy));
-        let halves: [Vec<f64>; 2] =
-            [0, 1].map(|first| our_rates.iter().skip(first).step_by(2).copied().collect());
-        row.set_noise(Bounds::of(&halves[0], &halves[1], halves[0].len() / 2));
+        row.far_ns_per_kib = Some(median(ours, Window::far_cost));
+        row.peer_far_ns_per_kib = Some(median(theirs, Window::far_cost));
+        row.both_ns_per_kib = Some(median(ours, Window::both_cost));
+        row.peer_both_ns_per_kib = Some(median(theirs, Window::both_cost));
+        let far = [ours, theirs].map(|windows| median(windows, |window| window.far_busy));
+        (row.far_busy, row.peer_far_busy) = (Some(far[0]), Some(far[1]));
+        row.fe_bound = Some(far[0] > FAR_BOUND);
+        row.set_noise(noise(&our_rates, &their_rates));
         row
+    }
+}
+
+/// Of the windows of either side to one another, the wider: how far from 1 a ratio may be for no reason.
+fn noise(ours: &[f64], theirs: &[f64]) -> Option<Bounds> {
+    let of = |rates: &[f64]| {
+        let [a, b] = [0, 1].map(|first| rates.iter().skip(first).step_by(2).copied().collect::<Vec<_>>());
+        Bounds::of(&a, &b, a.len() / 2)
+    };
+    let [ours, theirs] = [of(ours)?, of(theirs)?];
+    Some(Bounds { lower: ours.lower.min(theirs.lower), upper: ours.upper.max(theirs.upper) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_cores_pay_and_both_sides_are_noisy() {
+        let ticks = tsc::hz() / 1000;
+        let window = Window { bytes: 1 << 20, ticks, busy: 0.5, far_busy: 0.95 };
+        // A millisecond for 1024 times 1024 bytes.
+        let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 0.01, "{a} {b}");
+        near(window.cost(), 1e6 / 1024.0 * 0.5);
+        near(window.both_cost(), 1e6 / 1024.0 * 1.45);
+        let row = Cell { side: Side::Send, under: Under::AfXdp }.row(&[window; 4], &[window; 4]);
+        assert_eq!((row.fe_bound, row.noise_floor), (Some(true), Some(0.0)));
+        near(row.both_ns_per_kib.unwrap(), row.ns_per_kib.unwrap() + row.far_ns_per_kib.unwrap());
+        let floor = |ours: &[f64], theirs: &[f64]| noise(ours, theirs).unwrap().noise_floor();
+        let (steady, other) = ([1.0; 8], [1.0, 0.5, 1.0, 0.5, 1.0, 0.5, 1.0, 0.5]);
+        assert_eq!((floor(&steady, &steady), floor(&steady, &other)), (0.0, 1.0));
+        assert_eq!(floor(&other, &steady), 1.0);
     }
 }

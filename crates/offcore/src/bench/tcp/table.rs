@@ -169,15 +169,19 @@ fn veth(rows: &[&Row]) -> String {
             digits(kernel, 2),
             ratio,
             noise(row, row.peer_ratio),
-            digits(row.ns_per_kib, 0),
-            digits(row.peer_ns_per_kib, 0),
+            digits(row.both_ns_per_kib, 0),
+            digits(row.peer_both_ns_per_kib, 0),
+            parts(row.ns_per_kib, row.far_ns_per_kib),
+            parts(row.peer_ns_per_kib, row.peer_far_ns_per_kib),
             percent(row.far_busy),
             percent(row.peer_far_busy),
-            verified(row),
+            or_dash(row.fe_bound.unwrap_or_default().then_some("far end")),
+            format!("{:.1}", row.verified as f64 * (row.frame - HEADERS) as f64 / 1e9),
         ]
     });
+    let parts = "near+far|kernel|far busy|kernel";
     let text = columns(
-        "<side|<port|<offloads|Gbit/s|kernel|ratio|noise|ns/KiB|kernel|far busy|kernel|verified",
+        &format!("<side|<port|<offloads|Gbit/s|kernel|ratio|noise|ns/KiB|kernel|{parts}|<bound|GB compared"),
         cells,
     );
     if text.is_empty() {
@@ -186,9 +190,16 @@ fn veth(rows: &[&Row]) -> String {
     text + "A stream over veth between our host, which sends or receives, and the kernel's TCP; kernel: the same with the\n\
             kernel's in our place, in turns. Offloads off: each segment of 1448 bytes is a packet with its checksums, at both\n\
             ends. Gbit/s: payload; ratio: median of the ratios of paired windows, and its lower bound at 90 %; noise: how far\n\
-            from 1 that of our windows to one another is. ns/KiB: what 1024 bytes keep the core busy, what the kernel does\n\
-            there for the other end included; far busy: the other end's core. The kernel passes packets by reference, our\n\
-            port copies them out of the kernel and into it. Verified: segments whose bytes were compared.\n"
+            from 1 that of our windows to one another is, or of the kernel's. ns/KiB: what 1024 bytes take of both cores,\n\
+            which had work, of the kernel: were busy; near+far: of the host's core, and of the other end's. A kernel receives\n\
+            on the core that transmits, so that only the sum says what a stream costs. Bound: the other end's core was busy\n\
+            for more than 90 %. The kernel passes packets by reference, our port copies them out of the kernel and into it.\n\
+            GB compared: of our windows, all that went over.\n"
+}
+
+/// What both cores have of a sum.
+fn parts(near: Option<f64>, far: Option<f64>) -> String {
+    or_dash(near.zip(far).map(|(near, far)| format!("{near:.0}+{far:.0}")))
 }
 
 #[cfg(test)]
@@ -246,6 +257,19 @@ mod tests {
             mpps: 0.1,
             ..row.clone()
         };
+        let veth = Row {
+            arrangement: "end-to-end",
+            ns_per_kib: Some(200.2),
+            far_ns_per_kib: Some(300.3),
+            both_ns_per_kib: Some(500.8),
+            fe_bound: Some(true),
+            verified: 1_000_000,
+            ..row.clone()
+        };
+        let text = table(&[veth]);
+        for words in ["  200+300  ", "far end", "  1.4\n", "501"] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
         let text = table(&[row, beside, visits]);
         for words in ["  10000   256K", "0.97x >0.96", " 260! ", "server  10000     260", "  100000  "] {
             assert!(text.contains(words), "{words}: {text}");
