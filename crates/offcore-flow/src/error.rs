@@ -28,6 +28,8 @@ pub enum Field {
     Ports,
     RingSize,
     Service,
+    /// Who is connected to.
+    Receiver,
     Simulators,
     Sizes,
     SplitAt,

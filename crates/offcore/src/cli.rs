@@ -44,7 +44,7 @@ pub(crate) enum Command {
     /// Send packets and see what comes back: loss, order, content, latency; --rfc2544 searches for the throughput
     #[command(after_help = crate::pktgen::EXAMPLES)]
     Pktgen(Box<crate::pktgen::PktgenArgs>),
-    /// A TCP/IP host on ports, with a small application: echo, sink or source; --demo needs nothing else
+    /// A TCP/IP host on ports, with a small application: echo, sink, source or files by HTTP; --demo needs nothing else
     #[command(after_help = crate::tcp::EXAMPLES, override_usage = TCP_USAGE)]
     Tcp(Box<crate::tcp::TcpArgs>),
     /// Show what offloading saves a TCP host: two of them in this process, nothing needed

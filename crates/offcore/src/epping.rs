@@ -170,8 +170,12 @@ pub(crate) fn run(args: &EppingArgs) -> Result<(), Failure> {
 
 /// Who receives.
 fn receiver(args: &EppingArgs) -> Result<SocketAddr, String> {
-    args.to
-        .ok_or_else(|| "-c, or connect in the file of -f: expected ADDRESS:PORT, such as 10.0.0.1:9".into())
+    let expected = "expected ADDRESS:PORT, such as 10.0.0.1:9";
+    match args.to {
+        None => Err(format!("-c, or connect in the file of -f: {expected}")),
+        Some(to) if to.port() == 0 => Err(format!("-c {to}: {expected}")),
+        Some(to) => Ok(to),
+    }
 }
 
 type Planned = (SwitchConfig, Vec<PortSpec>, Arc<Mutex<Tally>>);

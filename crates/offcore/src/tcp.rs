@@ -133,6 +133,12 @@ impl FromStr for HostPortArg {
         if iface.addresses.is_empty() {
             return Err("no address: expected addr=ADDRESS/LENGTH, such as addr=10.0.0.2/24".into());
         }
+        if let Some(prefix) = iface.addresses.iter().find(|prefix| !is_host(prefix)) {
+            let Prefix { address, len } = prefix;
+            return Err(format!(
+                "addr={address}/{len}: this names the network, or all its hosts; expected one of them"
+            ));
+        }
         if let Some(route) = iface.routes.iter().find(|route| !on_link(&iface.addresses, route.gateway)) {
             return Err(format!("gw={}: expected an address of a network that addr= is in", route.gateway));
         }
@@ -149,6 +155,15 @@ impl FromStr for HostPortArg {
         }
         Ok(Self { spec, iface })
     }
+}
+
+/// Whether an address is that of a host, not of its network, nor the one for broadcasts there.
+fn is_host(prefix: &Prefix) -> bool {
+    let IpAddr::V4(address) = prefix.address else { return true };
+    let hosts = u32::MAX.checked_shr(prefix.len.into()).unwrap_or(0);
+    // Networks of one or two hosts have neither (RFC 3021).
+    let host = address.to_bits() & hosts;
+    hosts < 2 || (host != 0 && host != hosts)
 }
 
 fn on_link(addresses: &[Prefix], gateway: IpAddr) -> bool {
@@ -321,6 +336,8 @@ mod tests {
             ("tap:tap0,addr=10.0.0.2", "addr=10.0.0.2: expected ADDRESS/LENGTH"),
             ("tap:tap0,addr=10.0.0.2/33", "expected ADDRESS/LENGTH"),
             ("tap:tap0,addr=224.0.0.1/24", "that a host can have"),
+            ("tap:tap0,addr=10.0.0.0/24", "addr=10.0.0.0/24: this names the network"),
+            ("tap:tap0,addr=10.0.0.255/24", "expected one of them"),
             ("tap:tap0,addr=10.0.0.2/24,gw=10.0.1.1", "gw=10.0.1.1: expected an address of a network"),
             ("tap:tap0,addr=10.0.0.2/24,gw=x", "gw=x: expected an IPv4 or IPv6 address"),
             ("tap:tap0,addr=10.0.0.2/24,mtu=60", "mtu=60: expected 576 to 9000"),

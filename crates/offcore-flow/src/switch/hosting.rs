@@ -126,7 +126,13 @@ impl Assembly<'_> {
         path.bind(mover, &rx, &tx).or_else(|error| Field::Dma.refuse(error.to_string()))?;
         let connections = self.connections.as_ref().map(|all| (Arc::clone(all), worker));
         let watched = Watched::new(&self.page, self.config.lcores[worker], connections)?;
-        let host = Host::new(path, ports, app).or_else(|error| Field::Service.refuse(error.to_string()))?;
+        let host = Host::new(path, ports, app).or_else(|error| match &hosting.app {
+            Hosted::Service(..) => Field::Service.refuse(error.to_string()),
+            Hosted::Epping(config) => Field::Receiver.refuse(format!(
+                "{}: {error}: expected an address in a network of a port's addr=, or behind its gw=",
+                config.to
+            )),
+        })?;
         self.workers[worker].0.tasks.push(Box::new(host.watched(watched).beside(unfinished)));
         Ok(())
     }

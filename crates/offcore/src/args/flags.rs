@@ -28,6 +28,7 @@ const fn flag(field: Field) -> &'static str {
         Field::PortMask => "--portmask",
         Field::Ports => "--port",
         Field::RingSize => "--ring-size",
+        Field::Receiver => "-c",
         Field::Service => "--app",
         Field::Simulators => "--dsa-sim",
         Field::Sizes => "--size",
