@@ -153,6 +153,13 @@ pub(crate) fn run(args: &EppingArgs) -> Result<(), Failure> {
             .map_or_else(|| "it does not answer".into(), |cause| format!("{cause:?}").to_lowercase());
         return Err(anyhow!("no connection to {to}: {why}").into());
     }
+    if tally.chunks == 0 {
+        let why = match tally.ended {
+            Some(cause) => format!("the last of {} connections was {cause:?}", tally.connections).to_lowercase(),
+            None => "its window is closed, or its acknowledgements do not come".into(),
+        };
+        return Err(anyhow!("no chunk was acknowledged by {to}: {why}").into());
+    }
     let summary = Summary::of(args, to, &tally);
     output::write(&match args.run.format {
         Format::Table => summary.text(),
@@ -238,6 +245,8 @@ struct Summary {
     to: SocketAddr,
     /// Bytes of a chunk.
     chunk: usize,
+    /// Whether a simulated device may have copied.
+    simulated: bool,
     connections: u64,
     /// Chunks that were acknowledged, their bytes, and seconds from the connection to the last of them.
     chunks: u64,
@@ -264,6 +273,7 @@ impl Summary {
         Self {
             to,
             chunk: args.chunk,
+            simulated: !args.engines.dsa_sims.is_empty(),
             connections: tally.connections,
             chunks: tally.chunks,
             bytes,
