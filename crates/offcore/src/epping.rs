@@ -155,7 +155,9 @@ pub(crate) fn run(args: &EppingArgs) -> Result<(), Failure> {
     }
     if tally.chunks == 0 {
         let why = match tally.ended {
-            Some(cause) => format!("the last of {} connections was {cause:?}", tally.connections).to_lowercase(),
+            Some(cause) => {
+                format!("the last of {} connections was {cause:?}", tally.connections).to_lowercase()
+            }
             None => "its window is closed, or its acknowledgements do not come".into(),
         };
         return Err(anyhow!("no chunk was acknowledged by {to}: {why}").into());

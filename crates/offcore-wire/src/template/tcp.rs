@@ -123,9 +123,11 @@ impl TcpTemplate {
             payload_len: 0,
             payload: None,
         };
+        let (ip, tcp) = (self.ip_at(), self.tcp_at());
+        // What is written is added to these bits.
+        self.bytes[ip + 1] &= if self.is_v6 { !0x30 } else { !0x03 };
         let mut bytes = [0; TCP_HEADERS_LEN];
         self.write(&mut bytes, &none);
-        let (ip, tcp) = (self.ip_at(), self.tcp_at());
         put(&mut bytes, tcp + tcp::field::CHECKSUM, [0; 2]);
         if !self.is_v6 {
             put(&mut bytes, ip + ipv4::field::TOTAL_LEN, [0; 2]);
