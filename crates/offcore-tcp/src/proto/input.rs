@@ -269,7 +269,7 @@ impl Input<'_> {
 
     /// The segment's text and FIN (seventh and eighth check). `payload` is its offset in the frame and its length.
     #[inline]
-    pub(super) fn text(
+    fn text(
         &mut self,
         conn: &mut Conn,
         (payload_at, payload_len): (usize, u32),

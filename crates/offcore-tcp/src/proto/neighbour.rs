@@ -293,6 +293,18 @@ mod tests {
     }
 
     #[test]
+    fn who_is_not_used_gives_way_first() {
+        let mut cache = Neighbours::new(2);
+        cache.resolve(0, who(1), |_| ());
+        cache.learn(0, who(1), mac(1), ANSWER);
+        // It says so itself, and is due much later than the first one, which is used.
+        cache.learn(0, who(2), mac(2), Said { answer: false, replaces: true, wanted: true });
+        cache.learn(0, who(3), mac(3), Said { answer: false, replaces: true, wanted: true });
+        assert_eq!(cache.resolve(1, who(1), |_| ()), Some(mac(1)));
+        assert_eq!((cache.len(), cache.resolve(1, who(3), |_| ())), (2, Some(mac(3))));
+    }
+
+    #[test]
     fn packets_wait_for_the_answer() {
         let mut cache = Neighbours::new(16);
         cache.resolve(0, who(1), |_| ());
