@@ -31,8 +31,7 @@ use offcore_stats::{lcore, named};
 use offcore_wire::ethernet::FCS_LEN;
 
 use crate::BURST;
-use crate::machine::find_program;
-use crate::peer::netns::Netns;
+use crate::peer::netns::{self, Netns};
 use crate::report::progress::Progress;
 use crate::report::row::Row;
 use crate::vhost::end_to_end::back_end::{BUFFERS, Ours};
@@ -110,18 +109,8 @@ impl VethOptions {
 
     /// What this machine lacks for it, if anything.
     pub fn missing(&self) -> Option<String> {
-        if !rustix::process::geteuid().is_root() {
-            return Some("network namespaces and interfaces take root".into());
-        }
-        if self.other_lcore.is_none_or(|other| other == self.lcore) {
-            return Some(
-                "it needs two lcores: one for the port, one for whoever sends to it; see --lcores".into(),
-            );
-        }
-        let programs = [("ip", "iproute2"), ("ethtool", "ethtool"), ("dpdk-testpmd", "dpdk-dev")];
-        let needed = if self.testpmd { &programs[..] } else { &programs[..2] };
-        let missing = needed.iter().find(|(program, _)| find_program(program).is_none());
-        missing.map(|(program, package)| format!("there is no {program}: apt-get install {package}"))
+        let testpmd = [("dpdk-testpmd", "dpdk-dev")];
+        netns::missing((self.lcore, self.other_lcore), if self.testpmd { &testpmd } else { &[] })
     }
 }
 

@@ -14,7 +14,6 @@ use offcore_flow::forwarding::{Forwarding, Rules};
 use offcore_flow::guest_pair::GuestPair;
 use offcore_flow::task::Task;
 use offcore_flow::worker::Worker;
-use offcore_stats::stage::{Group, Stage};
 use offcore_stats::tsc;
 
 use crate::method::background::Background;
@@ -175,24 +174,6 @@ impl TimedWorker {
         let made = self.worker.mover.stats().core_copies > 0;
         let names: Vec<_> = self.routines.iter().filter_map(Routines::most).map(Routine::name).collect();
         made.then(|| names.join("+"))
-    }
-
-    /// Ticks charged to each group of stages so far.
-    pub(crate) fn groups(&self) -> [f64; 3] {
-        Group::ALL.map(|group| {
-            let stages = Stage::ALL.into_iter().filter(|stage| stage.group() == Some(group));
-            stages.map(|stage| self.worker.clock.ticks(stage) as f64).sum()
-        })
-    }
-
-    /// What part of the ticks charged since `before` each group has.
-    pub(crate) fn shares_since(&self, before: [f64; 3]) -> [f64; 3] {
-        let mut shares = self.groups();
-        for (share, before) in shares.iter_mut().zip(before) {
-            *share -= before;
-        }
-        let all: f64 = shares.iter().sum();
-        shares.map(|ticks| if all > 0.0 { ticks / all } else { 0.0 })
     }
 
     /// The rules of a worker that forwards, and does nothing else.

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::tempdir::unique_name;
+use crate::machine::find_program;
 
 /// A network namespace with its loopback interface up, deleted on drop. Needs root.
 ///
@@ -170,6 +171,20 @@ impl Netns {
         }
         Ok(())
     }
+}
+
+/// What this machine lacks to measure interfaces of its own by two lcores, if anything: `programs` are those beside ip and
+/// ethtool, with their packages.
+pub(crate) fn missing((lcore, other): (usize, Option<usize>), programs: &[(&str, &str)]) -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("network namespaces and interfaces take root".into());
+    }
+    if other.is_none_or(|other| other == lcore) {
+        return Some("it needs two lcores, one for each end; see --lcores".into());
+    }
+    let mut all = [("ip", "iproute2"), ("ethtool", "ethtool")].iter().chain(programs);
+    let missing = all.find(|(program, _)| find_program(program).is_none());
+    missing.map(|(program, package)| format!("there is no {program}: apt-get install {package}"))
 }
 
 impl Drop for Netns {

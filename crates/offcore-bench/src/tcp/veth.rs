@@ -31,8 +31,7 @@ use offcore_stats::{named, tsc};
 use super::link::Side;
 use super::{BUFFER, BUFFERS, HEADERS, SEGMENT};
 use crate::BURST;
-use crate::machine::find_program;
-use crate::peer::netns::Netns;
+use crate::peer::netns::{self, Netns};
 use crate::report::progress::Progress;
 use crate::report::row::Row;
 use crate::report::sample::{Bounds, Spread, paired_ratio};
@@ -75,7 +74,6 @@ impl Under {
 pub struct VethOptions {
     /// Whether our host, or the kernel in its place, sends or receives.
     pub sides: Vec<Side>,
-    pub under: Vec<Under>,
     /// Pairs of windows, ours and the kernel's, of each cell.
     pub pairs: usize,
     pub window: Duration,
@@ -90,7 +88,6 @@ impl VethOptions {
     pub fn new(quick: bool, lcore: usize, other_lcore: Option<usize>) -> Self {
         Self {
             sides: Side::ALL.into(),
-            under: Under::ALL.into(),
             pairs: if quick { 4 } else { 24 },
             window: Duration::from_millis(400),
             hugepages: Hugepages::Auto,
@@ -101,15 +98,7 @@ impl VethOptions {
 
     /// What this machine lacks for it, if anything.
     pub fn missing(&self) -> Option<String> {
-        if !rustix::process::geteuid().is_root() {
-            return Some("network namespaces and interfaces take root".into());
-        }
-        if self.other_lcore.is_none_or(|other| other == self.lcore) {
-            return Some("it needs two lcores, one for each end; see --lcores".into());
-        }
-        let programs = [("ip", "iproute2"), ("ethtool", "ethtool")];
-        let missing = programs.iter().find(|(program, _)| find_program(program).is_none());
-        missing.map(|(program, package)| format!("there is no {program}: apt-get install {package}"))
+        netns::missing((self.lcore, self.other_lcore), &[])
     }
 }
 
@@ -124,7 +113,7 @@ pub fn run(options: &VethOptions, progress: &Progress, emit: &mut dyn FnMut(Row)
     Netns::sweep()?;
     let pool = Pool::new(BUFFERS, BUFFER, options.hugepages)?;
     let cells =
-        options.under.iter().flat_map(|&under| options.sides.iter().map(move |&side| Cell { side, under }));
+        Under::ALL.iter().flat_map(|&under| options.sides.iter().map(move |&side| Cell { side, under }));
     let cells: Vec<_> = cells.collect();
     progress.begin(cells.len() * options.pairs);
     for cell in cells {

@@ -16,7 +16,8 @@ use offcore_flow::task::Task;
 use offcore_flow::worker::Worker;
 use offcore_port::vhost::{OneCopy, rx_over, tx_over};
 use offcore_port::{RxCounters, TxCounters};
-use offcore_stats::tsc;
+use offcore_stats::stage::Group;
+use offcore_stats::{Stage, tsc};
 use offcore_vhost::features::{NET_HEADER, OFFERED, VIRTIO_F_VERSION_1};
 use offcore_vhost::{VringCell, VringConfig};
 use offcore_wire::ethernet::FCS_LEN;
@@ -180,7 +181,7 @@ impl OwnVariant {
     /// # Errors
     /// As for [`OwnVariant::window`].
     pub fn breakdown(&mut self, other: &OtherCore, windows: usize) -> Result<[f64; 3]> {
-        let before = self.timed.groups();
+        let before = self.groups();
         for window in 0..windows {
             self.window(other)?;
             // One round in 64 is sampled. An empty one now and then, and it is not the same of every window.
@@ -188,7 +189,20 @@ impl OwnVariant {
                 self.timed.worker.round();
             }
         }
-        Ok(self.timed.shares_since(before))
+        let mut shares = self.groups();
+        for (share, before) in shares.iter_mut().zip(before) {
+            *share -= before;
+        }
+        let all: f64 = shares.iter().sum();
+        Ok(shares.map(|ticks| if all > 0.0 { ticks / all } else { 0.0 }))
+    }
+
+    /// Ticks charged to each group so far.
+    fn groups(&self) -> [f64; 3] {
+        Group::ALL.map(|group| {
+            let stages = Stage::ALL.into_iter().filter(|stage| stage.group() == Some(group));
+            stages.map(|stage| self.timed.worker.clock.ticks(stage) as f64).sum()
+        })
     }
 }
 
