@@ -5,14 +5,14 @@
 //! segments. Each direction has one reader or writer at a time; several threads or processes settle that among
 //! themselves.
 
-use std::io;
-use std::marker::PhantomData;
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr::{self, NonNull};
-use std::sync::Arc;
+#[cfg(feature = "stack")]
+mod file;
+
+use core::marker::PhantomData;
+use core::ptr::{self, NonNull};
 
 use crate::layout::{CAPACITY, Runs};
-use crate::memory::{Block, Memory, Place};
+use crate::place::{Block, Place, Segments};
 use crate::slot::{Half, Map, Slot};
 use crate::sync::Ordering;
 
@@ -22,7 +22,7 @@ use crate::sync::Ordering;
 pub struct Span<'a> {
     address: NonNull<u8>,
     len: usize,
-    memory: PhantomData<&'a Memory>,
+    memory: PhantomData<&'a ()>,
 }
 
 impl Span<'_> {
@@ -41,20 +41,20 @@ impl Span<'_> {
 /// The spans of a range, in order. A range of up to 64 KiB has two of them, or four when it goes from the small ring
 /// over to large blocks.
 #[derive(Debug)]
-pub struct Spans<'a> {
-    memory: &'a Memory,
+pub struct Spans<'a, M> {
+    memory: &'a M,
     map: Map,
     runs: Runs,
 }
 
-impl<'a> Spans<'a> {
-    fn new(memory: &'a Memory, half: &Half, position: u64, len: usize) -> Self {
+impl<'a, M: Segments> Spans<'a, M> {
+    fn new(memory: &'a M, half: &Half, position: u64, len: usize) -> Self {
         // An empty range is not looked up: without one the stack may be changing where the bytes are.
         let map = if len == 0 { Map::EMPTY } else { half.map() };
         Self { memory, map, runs: Runs::new(position, len, map.p0) }
     }
 
-    fn none(memory: &'a Memory) -> Self {
+    fn none(memory: &'a M) -> Self {
         Self { memory, map: Map::EMPTY, runs: Runs::new(0, 0, 0) }
     }
 
@@ -69,7 +69,7 @@ impl<'a> Spans<'a> {
     }
 }
 
-impl<'a> Iterator for Spans<'a> {
+impl<'a, M: Segments> Iterator for Spans<'a, M> {
     type Item = Span<'a>;
 
     #[inline]
@@ -90,16 +90,16 @@ fn between(from: u64, to: u64) -> usize {
 
 /// Reads what a session has received.
 #[derive(Debug)]
-pub struct Reader {
-    memory: Arc<Memory>,
+pub struct Reader<M> {
+    memory: M,
     slot: Place,
     head: u64,
 }
 
-impl Reader {
+impl<M: Segments> Reader<M> {
     /// Reader of the session whose slot is at `slot`, from where the last reader has stopped. `None` when the slot is
     /// not in the memory.
-    pub fn new(memory: Arc<Memory>, slot: Place) -> Option<Self> {
+    pub fn new(memory: M, slot: Place) -> Option<Self> {
         let head = memory.slot(slot)?.rx.index();
         Some(Self { memory, slot, head })
     }
@@ -117,7 +117,7 @@ impl Reader {
 
     /// Where the bytes are that there are to be read, oldest first.
     #[inline]
-    pub fn spans(&self) -> Spans<'_> {
+    pub fn spans(&self) -> Spans<'_, M> {
         let Some(slot) = self.slot() else { return Spans::none(&self.memory) };
         Spans::new(&self.memory, &slot.rx, self.head, between(self.head, slot.rx.edge()))
     }
@@ -161,18 +161,18 @@ impl Reader {
 
 /// Writes what a session is to send.
 #[derive(Debug)]
-pub struct Writer {
-    memory: Arc<Memory>,
+pub struct Writer<M: Segments> {
+    memory: M,
     slot: Place,
     tail: u64,
     /// Bytes that [`Writer::spans`] gave out; while there are any the stack does not take them back.
     given: usize,
 }
 
-impl Writer {
+impl<M: Segments> Writer<M> {
     /// Writer of the session whose slot is at `slot`, from where the last writer has stopped. `None` when the slot is
     /// not in the memory.
-    pub fn new(memory: Arc<Memory>, slot: Place) -> Option<Self> {
+    pub fn new(memory: M, slot: Place) -> Option<Self> {
         let half = &memory.slot(slot)?.tx;
         half.stop_writing();
         let tail = half.index();
@@ -209,7 +209,7 @@ impl Writer {
 
     /// Where up to `max` bytes can be written, in order, behind those that earlier calls gave out. They are the
     /// application's until [`Writer::show`] or [`Writer::commit`], which must follow, be it with 0.
-    pub fn spans(&mut self, max: usize) -> Spans<'_> {
+    pub fn spans(&mut self, max: usize) -> Spans<'_, M> {
         let position = self.position();
         let Some(slot) = self.memory.slot(self.slot) else { return Spans::none(&self.memory) };
         let limit = slot.tx.start_writing();
@@ -288,90 +288,12 @@ impl Writer {
         self.commit(if done == total { total } else { 0 });
         done == total
     }
-
-    /// Has the kernel read up to `max` bytes of a file to where they are sent from, and commits them. Returns how many: fewer
-    /// than asked for only when there is no more space.
-    ///
-    /// # Errors
-    /// The system's, and `UnexpectedEof` when the file ends before; what was read until then is committed.
-    pub fn write_from(&mut self, file: BorrowedFd<'_>, position: u64, max: usize) -> io::Result<usize> {
-        let (mut done, mut result) = (0, Ok(()));
-        'spans: for span in self.spans(max) {
-            let mut here = 0;
-            while here < span.len {
-                let at = i64::try_from(position.saturating_add((done + here) as u64)).unwrap_or(i64::MAX);
-                // SAFETY: from `here` on the span has so many bytes, and it is this writer's until it commits. The kernel
-                // writes them, so there is no reference to what a stack of another process could write to.
-                let read = unsafe {
-                    libc::pread(file.as_raw_fd(), span.address.as_ptr().add(here).cast(), span.len - here, at)
-                };
-                match usize::try_from(read) {
-                    Ok(0) => result = Err(io::ErrorKind::UnexpectedEof.into()),
-                    Ok(read) => here += read,
-                    Err(_) => result = Err(io::Error::last_os_error()),
-                }
-                match &result {
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => result = Ok(()),
-                    Err(_) => {
-                        done += here;
-                        break 'spans;
-                    }
-                    Ok(()) => {}
-                }
-            }
-            done += here;
-        }
-        self.commit(done);
-        result.map(|()| done)
-    }
 }
 
-impl Drop for Writer {
+impl<M: Segments> Drop for Writer<M> {
     fn drop(&mut self) {
         if self.given > 0 {
             self.commit(0);
         }
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-#[allow(clippy::unwrap_used, reason = "tests may")]
-mod tests {
-    use std::fs::File;
-    use std::os::fd::AsFd;
-
-    use super::*;
-    use crate::{Arena, Fifo, Tx};
-
-    #[test]
-    fn a_file_is_written_until_it_ends_or_there_is_no_room() {
-        let path = std::env::temp_dir().join(format!("offcore-session-{}", std::process::id()));
-        let bytes: Vec<u8> = (0..9000u32).map(|at| (at % 251) as u8).collect();
-        std::fs::write(&path, &bytes).unwrap();
-        let file = File::open(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
-        let mut arena = Arena::new(1 << 20).unwrap();
-        let slot = arena.take_slot().unwrap();
-        let mut tx = Fifo::<Tx>::new(slot);
-        assert!(tx.grant(&mut arena, 4096));
-        let mut writer = Writer::new(Arc::clone(arena.memory()), slot).unwrap();
-        assert_eq!(writer.write_from(file.as_fd(), 100, 10).unwrap(), 10);
-        assert_eq!(writer.write_from(file.as_fd(), 110, usize::MAX).unwrap(), 4086, "what there is room for");
-        assert_eq!(tx.written(&arena).unwrap(), 4096);
-        let sent = |tx: &Fifo<Tx>, arena: &Arena, from: u64, len| {
-            let mut sent: Vec<u8> = Vec::new();
-            for (address, len) in tx.pieces(arena, from, len) {
-                // SAFETY: bytes that were written; nobody writes them again.
-                sent.extend(unsafe { std::slice::from_raw_parts(address.as_ptr(), len) });
-            }
-            sent
-        };
-        assert!(sent(&tx, &arena, 0, 4096) == bytes[100..4196]);
-        tx.acked(&mut arena, 4096);
-        assert!(tx.grant(&mut arena, 8192));
-        let error = writer.write_from(file.as_fd(), 8990, 100).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
-        assert_eq!(tx.written(&arena).unwrap(), 4106, "what the file has is written");
-        assert!(sent(&tx, &arena, 4096, 10) == bytes[8990..]);
     }
 }

@@ -24,7 +24,8 @@ use offcore_mem::mapping::MemoryError;
 use offcore_mem::{Hugepages, Mapping};
 
 use crate::layout::{LARGE, SMALL, TABLE};
-use crate::memory::{Block, Memory, PAGES, Place, SEGMENT};
+use crate::memory::Memory;
+use crate::place::{Block, PAGES, Place, SEGMENT, Segments};
 use crate::slot::{SLOT, Slot};
 use crate::sync::Ordering;
 use crate::table::{Spare, Table};

@@ -1,10 +1,9 @@
 //! Datagrams in a session's FIFOs: in both directions each is a header, its payload, and what is left of 8 bytes.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::app::{Reader, Writer};
-use crate::memory::{Memory, Place};
+use crate::place::{Place, Segments};
 
 /// Bytes of the header in front of a datagram's payload.
 pub const HEADER_LEN: usize = 40;
@@ -61,16 +60,16 @@ impl Header {
 
 /// The application's side of a datagram socket.
 #[derive(Debug)]
-pub struct Datagrams {
-    reader: Reader,
-    writer: Writer,
+pub struct Datagrams<M: Segments> {
+    reader: Reader<M>,
+    writer: Writer<M>,
 }
 
-impl Datagrams {
+impl<M: Segments + Clone> Datagrams<M> {
     /// That of the socket whose slot is at `slot`; `None` when the slot is not in the memory.
-    pub fn new(memory: &Arc<Memory>, slot: Place) -> Option<Self> {
-        let reader = Reader::new(Arc::clone(memory), slot)?;
-        Some(Self { reader, writer: Writer::new(Arc::clone(memory), slot)? })
+    pub fn new(memory: &M, slot: Place) -> Option<Self> {
+        let reader = Reader::new(memory.clone(), slot)?;
+        Some(Self { reader, writer: Writer::new(memory.clone(), slot)? })
     }
 
     /// Copies the oldest datagram out: as much of its payload as `to` has room for; the rest of it is lost. `None` when

@@ -33,7 +33,7 @@ use std::ptr::{self, NonNull};
 
 use crate::arena::{Arena, Share};
 use crate::layout::{CAPACITY, NEVER, Runs, SMALL, block_number, entry};
-use crate::memory::{Block, Place};
+use crate::place::{Block, Place, Segments};
 use crate::slot::{Half, Map, Slot};
 use crate::table::Table;
 

@@ -1,9 +1,12 @@
 //! Sessions between the TCP/IP stack and applications: FIFOs in shared memory.
 //!
 //! * [`arena`]: the stack's allocator of blocks, slots and tables over one application's memory,
-//! * [`memory`]: the segments that a party has mapped, and what addresses them,
+//! * [`place`]: what addresses it, and [`memory`]: the segments that the stack has mapped,
 //! * [`layout`]: where a position of a stream is,
 //! * [`slot`]: the 512 shared bytes of a session: indices, limit, where the blocks are,
+//! * [`wake`]: how the one who sleeps learns that there is something to do: the words, and the order of what is done,
+//! * [`control`]: what an application's processes and the stack share beside sessions,
+//! * [`message`]: what they ask of each other on a socket,
 //! * [`fifo`]: the stack's side of a direction,
 //! * [`app`]: the application's side,
 //! * [`datagram`]: datagrams instead of a stream.
@@ -54,18 +57,48 @@
 //! # }
 //! ```
 
+#![cfg_attr(
+    not(feature = "stack"),
+    no_std,
+    allow(dead_code, reason = "the stack's half of what both sides share")
+)]
+
 pub mod app;
+#[cfg(feature = "stack")]
 pub mod arena;
+pub mod control;
 pub mod datagram;
+#[cfg(feature = "stack")]
 pub mod fifo;
 pub mod layout;
+#[cfg(feature = "stack")]
 pub mod memory;
+pub mod message;
+pub mod place;
+#[cfg(feature = "stack")]
+pub mod shared;
 pub mod slot;
 mod sync;
+#[cfg(feature = "stack")]
 mod table;
+pub mod wake;
 
-pub use app::{Reader, Span, Spans, Writer};
+pub use app::{Span, Spans};
+#[cfg(feature = "stack")]
 pub use arena::{Arena, Free};
+#[cfg(feature = "stack")]
 pub use fifo::{Fifo, Misuse, Rx, Tx};
 pub use layout::CAPACITY;
-pub use memory::{Block, Memory, Place};
+#[cfg(feature = "stack")]
+pub use memory::Memory;
+pub use place::{Block, Place, Segments};
+
+/// Reads what a session has received, in a process of its own.
+#[cfg(feature = "stack")]
+pub type Reader = app::Reader<std::sync::Arc<Memory>>;
+/// Writes what a session is to send, in a process of its own.
+#[cfg(feature = "stack")]
+pub type Writer = app::Writer<std::sync::Arc<Memory>>;
+/// A datagram socket, in a process of its own.
+#[cfg(feature = "stack")]
+pub type Datagrams = datagram::Datagrams<std::sync::Arc<Memory>>;

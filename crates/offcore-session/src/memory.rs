@@ -1,62 +1,13 @@
-//! The memory of one application: segments of shared memory, and what addresses it.
-//!
-//! Nothing in shared memory is a pointer. A page has a number: its segment times 16,384, plus the page in the segment.
-//! Slots and tables have a *place*, counted in units of 512 bytes from the start of the first segment. Page 0 is never
-//! given out, so 0 is no page and no place.
+//! The segments of one application's memory, as the stack has them.
 
-use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use offcore_mem::Mapping;
 use offcore_mem::mapping::MemoryError;
 
-use crate::layout::{SMALL, TABLE};
-use crate::slot::{SLOT, Slot};
-use crate::sync::AtomicU32;
-
-/// Bytes of a segment; the last one may be shorter.
-pub const SEGMENT: usize = 64 << 20;
-/// Pages of a segment.
-pub(crate) const PAGES: usize = SEGMENT / SMALL;
-const UNITS: usize = SEGMENT / SLOT;
-
-/// A block of an arena, small or large: the number of its first page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Block(NonZeroU32);
-
-impl Block {
-    /// The block that begins at `page`; `None` for 0.
-    #[inline(always)]
-    pub(crate) fn new(page: u32) -> Option<Self> {
-        NonZeroU32::new(page).map(Self)
-    }
-
-    /// Number of its first page.
-    #[inline(always)]
-    pub fn page(self) -> u32 {
-        self.0.get()
-    }
-}
-
-/// Where a slot or a table is, in units of 512 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place(NonZeroU32);
-
-impl Place {
-    /// The place of that number, as it stands in shared memory; `None` for 0.
-    #[inline(always)]
-    pub fn new(number: u32) -> Option<Self> {
-        NonZeroU32::new(number).map(Self)
-    }
-
-    /// Its number.
-    #[inline(always)]
-    pub fn number(self) -> u32 {
-        self.0.get()
-    }
-}
+use crate::place::Segments;
 
 #[derive(Debug)]
 struct Segment {
@@ -103,43 +54,21 @@ impl Memory {
         let added = self.segments[at].set(Segment { mapping, fd: Some(fd) });
         debug_assert!(added.is_ok(), "segment {at} is there");
     }
+}
 
-    /// Where `len` bytes from byte `offset` of `block` on are mapped; `None` when they are not in a mapped segment.
+// SAFETY: a segment that was added stays mapped until the memory is dropped.
+unsafe impl Segments for Memory {
     #[inline(always)]
-    pub fn address(&self, block: Block, offset: usize, len: usize) -> Option<NonNull<u8>> {
-        let page = block.page() as usize;
-        self.at(page / PAGES, (page % PAGES) * SMALL, offset, len)
+    fn segment(&self, number: usize) -> Option<(NonNull<u8>, usize)> {
+        let mapping = &self.segments.get(number)?.get()?.mapping;
+        Some((mapping.base(), mapping.len()))
     }
+}
 
-    /// The slot at `place`; `None` when it is not in a mapped segment.
+// SAFETY: the memory lives as long as there is a reference to it.
+unsafe impl Segments for Arc<Memory> {
     #[inline(always)]
-    pub fn slot(&self, place: Place) -> Option<&Slot> {
-        let unit = place.number() as usize;
-        let address = self.at(unit / UNITS, (unit % UNITS) * SLOT, 0, SLOT)?;
-        // SAFETY: 512 mapped bytes, aligned to them, which stay mapped while `self` is borrowed; every byte of a slot
-        // is part of an atomic, so others may write to it.
-        Some(unsafe { address.cast().as_ref() })
-    }
-
-    /// Entry `entry` of the table at `place`: the page of a large block, or 0. `None` when the table is not in a mapped
-    /// segment.
-    #[inline(always)]
-    pub(crate) fn entry(&self, place: Place, entry: usize) -> Option<&AtomicU32> {
-        let unit = place.number() as usize;
-        let address = self.at(unit / UNITS, (unit % UNITS) * SLOT, (entry % TABLE) * 4, 4)?;
-        // SAFETY: 4 mapped bytes, aligned, as the segment's base and the place are; they stay mapped while `self` is
-        // borrowed. An atomic may be written by others.
-        Some(unsafe { address.cast().as_ref() })
-    }
-
-    #[inline(always)]
-    fn at(&self, segment: usize, base: usize, offset: usize, len: usize) -> Option<NonNull<u8>> {
-        let mapping = &self.segments.get(segment)?.get()?.mapping;
-        let start = base.checked_add(offset)?;
-        if start.checked_add(len)? > mapping.len() {
-            return None;
-        }
-        // SAFETY: the range is inside the mapping, as just checked.
-        Some(unsafe { mapping.base().add(start) })
+    fn segment(&self, number: usize) -> Option<(NonNull<u8>, usize)> {
+        (**self).segment(number)
     }
 }

@@ -6,9 +6,12 @@
 //! |--:|--:|---|---|
 //! | 0 | 4 | stack | `state`: what the session is, by the stack's numbering |
 //! | 4 | 4 | stack | `flags`: what has happened to it |
+//! | 8 | 56 | stack | who the session is: see [`Identity`] |
 //! | 64 | 128 | | receive direction: the stack produces, the application consumes |
 //! | 192 | 128 | | transmit direction: the application produces, the stack consumes |
-//! | 320 | 192 | | reserved, 0 |
+//! | 320 | 64 | both | who waits: see [`crate::wake`] |
+//! | 384 | 64 | application | locks between its threads and processes, and what it wants: see [`Wishes`] |
+//! | 448 | 64 | | reserved, 0 |
 //!
 //! A direction is two cache lines; each has one writer:
 //!
@@ -38,6 +41,7 @@ mod loom_model;
 
 use crate::layout::NEVER;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::wake::Wake;
 
 /// Bytes of a slot.
 pub const SLOT: usize = 512;
@@ -48,10 +52,102 @@ pub const SLOT: usize = 512;
 pub struct Slot {
     state: AtomicU32,
     flags: AtomicU32,
-    reserved: [AtomicU32; 14],
+    pub identity: Identity,
     pub(crate) rx: Half,
     pub(crate) tx: Half,
-    rest: [AtomicU32; 48],
+    pub wake: Wake,
+    pub wishes: Wishes,
+    rest: [AtomicU32; 16],
+}
+
+/// Flags of a slot, and of [`Identity::error`].
+pub mod flags {
+    /// The peer has ended its stream; all of it can be read.
+    pub const ENDED: u32 = 1;
+    /// The session is over: what was received can still be read, and then `error` is told.
+    pub const OVER: u32 = 2;
+}
+
+/// States of a session.
+pub mod state {
+    /// There is an address, and nothing else.
+    pub const BOUND: u32 = 1;
+    /// A connection was asked for.
+    pub const CONNECTING: u32 = 2;
+    /// It is there.
+    pub const OPEN: u32 = 3;
+    /// Connections come.
+    pub const LISTENING: u32 = 4;
+}
+
+/// Who a session is, written by the stack.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Identity {
+    /// Its number among the application's, which it is marked by.
+    pub number: AtomicU32,
+    /// Tells it from earlier ones in the same place; never 0.
+    pub generation: AtomicU32,
+    /// `SOCK_STREAM` or `SOCK_DGRAM`.
+    pub kind: AtomicU32,
+    /// Why it is over, as an `errno`; 0 for no error.
+    pub error: AtomicU32,
+    /// Our port, and the peer's in the upper half.
+    pub ports: AtomicU32,
+    /// 4 or 6: what kind both addresses are.
+    pub family: AtomicU32,
+    /// Our address, and the peer's, in the order of the wire.
+    pub local: [AtomicU32; 4],
+    pub remote: [AtomicU32; 4],
+}
+
+/// What an application wants of a session, and its locks: the stack reads what it wants when the session is marked, and
+/// never a lock.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Wishes {
+    /// Locks of the application's: who reads, and who writes. See [`crate::control::Owner`].
+    pub reading: AtomicU32,
+    pub writing: AtomicU32,
+    /// Bits of [`wish`].
+    pub options: AtomicU32,
+    /// Seconds and count of keep-alive probes.
+    pub keep_idle: AtomicU32,
+    pub keep_interval: AtomicU32,
+    pub keep_count: AtomicU32,
+    /// Bits of what has been told: [`wish::ERROR_TOLD`].
+    pub told: AtomicU32,
+    rest: [AtomicU32; 9],
+}
+
+/// Bits of [`Wishes::options`] and [`Wishes::told`].
+pub mod wish {
+    /// `TCP_NODELAY`.
+    pub const NO_DELAY: u32 = 1;
+    /// `SO_KEEPALIVE`.
+    pub const KEEP_ALIVE: u32 = 2;
+    /// `SO_LINGER` with a time of 0: the session ends by a reset.
+    pub const RESET: u32 = 4;
+    /// The stream to the peer has ended.
+    pub const END: u32 = 8;
+    /// Nothing more is read.
+    pub const NO_READ: u32 = 16;
+    /// In `told`: the error has been returned by a call.
+    pub const ERROR_TOLD: u32 = 1;
+}
+
+impl Identity {
+    fn words(&self) -> impl Iterator<Item = &AtomicU32> {
+        let Self { number, generation, kind, error, ports, family, local, remote } = self;
+        [number, generation, kind, error, ports, family].into_iter().chain(local).chain(remote)
+    }
+}
+
+impl Wishes {
+    fn words(&self) -> impl Iterator<Item = &AtomicU32> {
+        let Self { reading, writing, options, keep_idle, keep_interval, keep_count, told, rest } = self;
+        [reading, writing, options, keep_idle, keep_interval, keep_count, told].into_iter().chain(rest)
+    }
 }
 
 /// One direction of a slot.
@@ -72,10 +168,11 @@ pub(crate) struct Half {
 // Loom's atomics are larger than what they stand for.
 #[cfg(not(all(loom, test)))]
 const _: () = {
-    use std::mem::offset_of;
+    use core::mem::offset_of;
     assert!(size_of::<Slot>() == SLOT);
-    assert!(offset_of!(Slot, state) == 0 && offset_of!(Slot, flags) == 4);
-    assert!(offset_of!(Slot, rx) == 64 && offset_of!(Slot, tx) == 192 && offset_of!(Slot, rest) == 320);
+    assert!(offset_of!(Slot, state) == 0 && offset_of!(Slot, flags) == 4 && offset_of!(Slot, identity) == 8);
+    assert!(offset_of!(Slot, rx) == 64 && offset_of!(Slot, tx) == 192 && offset_of!(Slot, wake) == 320);
+    assert!(offset_of!(Slot, wishes) == 384 && offset_of!(Slot, rest) == 448);
     assert!(size_of::<Half>() == 128);
     assert!(offset_of!(Half, edge) == 0 && offset_of!(Half, limit) == 8 && offset_of!(Half, p0) == 16);
     assert!(offset_of!(Half, small) == 24 && offset_of!(Half, table) == 28);
@@ -120,9 +217,11 @@ impl Slot {
 
     /// Makes it the slot of a new session: nothing in either direction, no blocks.
     pub(crate) fn reset(&self) {
-        for word in [&self.state, &self.flags].into_iter().chain(&self.reserved).chain(&self.rest) {
+        let words = [&self.state, &self.flags].into_iter().chain(&self.rest);
+        for word in words.chain(self.identity.words()).chain(self.wishes.words()) {
             word.store(0, Ordering::Relaxed);
         }
+        self.wake.reset();
         self.rx.reset();
         self.tx.reset();
     }

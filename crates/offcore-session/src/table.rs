@@ -1,7 +1,7 @@
 //! The stack's table of a FIFO's large blocks, and the spare ones.
 
 use crate::layout::{TABLE, entry};
-use crate::memory::{Block, Place};
+use crate::place::{Block, Place};
 
 /// One entry: a block, and how many copies to or from it are in flight.
 #[derive(Clone, Copy, Debug, Default)]

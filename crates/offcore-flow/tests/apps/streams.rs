@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 
 use offcore_flow::host::App;
 use offcore_flow::host::apps::streams::{Stream, Streams};
-use offcore_session::datagram::{Datagrams, Header};
+use offcore_session::Datagrams;
+use offcore_session::datagram::Header;
 use offcore_tcp::proto::Config;
 
 use crate::world::World;

@@ -27,7 +27,7 @@ const QUANTUM: usize = 64 << 10;
 
 impl Stack {
     /// Takes datagrams to `port`, at one address of ours or at all, and sends such: the socket's number. Port 0 is one that
-    /// nobody has. The application's side is [`Datagrams`](offcore_session::datagram::Datagrams) over the socket's
+    /// nobody has. The application's side is [`Datagrams`](offcore_session::Datagrams) over the socket's
     /// [`slot`](Self::slot); it goes on with [`written`](Self::written), [`consumed`](Self::consumed),
     /// [`want_room`](Self::want_room) and [`close`](Self::close), as with a connection.
     ///

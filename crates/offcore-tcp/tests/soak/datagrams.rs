@@ -1,6 +1,6 @@
 //! Datagrams between both hosts, many of them in parts. They may be lost or come twice, but not with other bytes.
 
-use offcore_session::datagram::{self, Header};
+use offcore_session::datagram::Header;
 use offcore_stats::SplitMix;
 use offcore_tcp::proto::ConnId;
 
@@ -16,7 +16,7 @@ const KEY: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct Datagrams {
-    sockets: Vec<(ConnId, datagram::Datagrams)>,
+    sockets: Vec<(ConnId, offcore_session::Datagrams)>,
     /// Those that were sent, and those that have come in parts.
     pub(crate) sent: u64,
     pub(crate) whole: u64,
@@ -29,7 +29,7 @@ impl Datagrams {
         let sockets = ends.iter_mut().map(|end| {
             let stack = &mut end.path.stack;
             let socket = stack.open_datagrams(None, PORT).unwrap();
-            (socket, datagram::Datagrams::new(stack.memory(), stack.slot(socket).unwrap()).unwrap())
+            (socket, offcore_session::Datagrams::new(stack.memory(), stack.slot(socket).unwrap()).unwrap())
         });
         let sockets = sockets.collect();
         Self { sockets, sent: 0, whole: 0, chance: SplitMix::new(seed ^ 0xda7a), bytes: vec![0; 65_535] }

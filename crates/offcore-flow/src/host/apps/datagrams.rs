@@ -1,6 +1,7 @@
 //! Datagrams that come back (RFC 862), or go away (RFC 863).
 
-use offcore_session::datagram::{Datagrams, Header};
+use offcore_session::Datagrams;
+use offcore_session::datagram::Header;
 use offcore_tcp::proto::{CallError, ConnId};
 
 use crate::host::Calls;

@@ -1,0 +1,156 @@
+//! What an application's processes share with the stack beside sessions: which of them have something to be looked at.
+//!
+//! Two pages are shared. [`Control`] is written by both sides. [`Processes`] is written by the stack, and an application
+//! can map it for reading only: it says which of the application's processes live.
+//!
+//! **Marks.** An application marks a session after it has written, read, or changed what it wants. A mark is a bit, and
+//! no place in a ring: a process that is killed between two instructions blocks nobody. The stack takes all marks at
+//! once. It sleeps only after it has stored `asleep`, executed a full fence and found no mark; who marks executes a full
+//! fence between the mark and the look at `asleep`.
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Sessions of an application, at most.
+pub const SESSIONS: usize = 1 << 16;
+/// Processes of an application, at most.
+pub const PROCESSES: usize = 1 << 10;
+const WORDS: usize = SESSIONS / 64;
+
+/// The page, or rather pages, that both sides write.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Control {
+    /// The stack sleeps: who marks is to wake it.
+    asleep: Line,
+    /// Somebody has woken it.
+    kicked: Line,
+    /// Something has happened that the kernel shows, on a socket.
+    look: Line,
+    /// A bit for each word of `marks` that is not 0.
+    summary: [AtomicU64; WORDS / 64],
+    marks: [AtomicU64; WORDS],
+}
+
+/// A word with a cache line of its own.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Line(AtomicU32);
+
+impl Control {
+    /// The application marks session `number`; then it is to [`ring`](Self::ring).
+    #[inline]
+    pub fn mark(&self, number: u32) {
+        let number = number as usize % SESSIONS;
+        let word = number / 64;
+        self.marks[word].fetch_or(1 << (number % 64), Ordering::AcqRel);
+        self.summary[word / 64].fetch_or(1 << (word % 64), Ordering::AcqRel);
+    }
+
+    /// The application has sent a message, or closed a descriptor; then it is to [`ring`](Self::ring).
+    #[inline]
+    pub fn look(&self) {
+        self.look.0.store(1, Ordering::Release);
+    }
+
+    /// After marks. `true`: the stack sleeps, and the caller is the one to wake it by the event.
+    #[inline]
+    pub fn ring(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.asleep.0.load(Ordering::Relaxed) != 0 && self.kicked.0.swap(1, Ordering::AcqRel) == 0
+    }
+
+    /// The stack takes all marks: `each` is called for each session that was marked, whose number is below [`SESSIONS`].
+    #[inline]
+    pub fn take_marks(&self, mut each: impl FnMut(u32)) {
+        for (at, summary) in self.summary.iter().enumerate() {
+            if summary.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let mut words = summary.swap(0, Ordering::AcqRel);
+            while words != 0 {
+                let word = at * 64 + words.trailing_zeros() as usize;
+                words &= words - 1;
+                let mut bits = self.marks[word].swap(0, Ordering::AcqRel);
+                while bits != 0 {
+                    each((word * 64) as u32 + bits.trailing_zeros());
+                    bits &= bits - 1;
+                }
+            }
+        }
+    }
+
+    /// Whether the stack is to look at its sockets; it is told once.
+    #[inline]
+    pub fn take_look(&self) -> bool {
+        self.look.0.load(Ordering::Relaxed) != 0 && self.look.0.swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// The stack is going to sleep. `true`: there is something to do after all.
+    pub fn arm(&self) -> bool {
+        self.kicked.0.store(0, Ordering::Relaxed);
+        self.asleep.0.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let marked = |word: &AtomicU64| word.load(Ordering::Relaxed) != 0;
+        self.look.0.load(Ordering::Relaxed) != 0 || self.summary.iter().any(marked)
+    }
+
+    /// The stack is awake.
+    pub fn disarm(&self) {
+        self.asleep.0.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Which of an application's processes live. The stack gives a process a number and a generation; the entry of that number
+/// is the generation while it lives.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Processes {
+    generations: [AtomicU32; PROCESSES],
+}
+
+impl Processes {
+    /// The stack: process `number` has begun, or (with 0) is gone.
+    pub fn set(&self, number: usize, generation: u32) {
+        self.generations[number % PROCESSES].store(generation, Ordering::Release);
+    }
+
+    /// Whether the holder of a lock lives.
+    pub fn lives(&self, owner: Owner) -> bool {
+        self.generations[owner.number() % PROCESSES].load(Ordering::Acquire) == owner.generation()
+    }
+}
+
+/// A process of an application, as it stands in a lock: number and generation; never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner(u32);
+
+const NUMBER_BITS: u32 = PROCESSES.trailing_zeros();
+
+impl Owner {
+    /// Generations are from 1 to this; then 1 comes again. The lowest bit of a lock says that somebody waits.
+    pub const GENERATIONS: u32 = (1 << (31 - NUMBER_BITS)) - 1;
+
+    /// Process `number` of that generation; `None` where either is out of range.
+    pub fn new(number: usize, generation: u32) -> Option<Self> {
+        let in_range = number < PROCESSES && (1..=Self::GENERATIONS).contains(&generation);
+        in_range.then_some(Self(generation << NUMBER_BITS | number as u32))
+    }
+
+    /// The one whose word that is; `None` for 0.
+    pub fn from_word(word: u32) -> Option<Self> {
+        (word >> NUMBER_BITS != 0).then_some(Self(word))
+    }
+
+    /// As a word of 31 bits.
+    pub fn word(self) -> u32 {
+        self.0
+    }
+
+    fn number(self) -> usize {
+        self.0 as usize % PROCESSES
+    }
+
+    fn generation(self) -> u32 {
+        self.0 >> NUMBER_BITS
+    }
+}

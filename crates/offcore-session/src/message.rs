@@ -1,0 +1,352 @@
+//! What an application's process and the stack say to each other on their socket.
+//!
+//! The socket is a Unix one of type `SOCK_SEQPACKET`. The process asks, the stack answers, one message each, in order. All
+//! messages have a fixed length, in little endian. The first one of a process is [`Hello`]; its first two words never
+//! change between versions, so that either side can name both.
+//!
+//! Descriptors go with messages (`SCM_RIGHTS`), in this order:
+//!
+//! | message | descriptors |
+//! |---|---|
+//! | [`Welcome`] | the control pages, the pages of processes, the event that wakes the stack, then the segments |
+//! | answer to [`Call::Segments`] | the segments from the asked one on |
+//! | [`Call::Listen`] | the kernel's listener, where there is one |
+//! | [`Call::Adopt`] | an end of a session |
+//! | [`Call::Fork`] | a new socket, which is the calling process's from then on; it is answered there by [`Welcome`] |
+//! | answer with a session | the application's end |
+//! | [`Accepted`], on a listener's end | the application's end |
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// The first word of [`Hello`] and [`Welcome`].
+pub const MAGIC: u32 = u32::from_le_bytes(*b"OFFC");
+/// The second one.
+pub const VERSION: u32 = 1;
+/// Descriptors that go with one message, at most.
+pub const MOST_DESCRIPTORS: usize = 64;
+/// Bytes of an application's key.
+pub const KEY: usize = 16;
+
+/// A process introduces itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    pub version: u32,
+    /// The application that it belongs to; zeros for a new one.
+    pub key: [u8; KEY],
+}
+
+/// The stack's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    pub version: u32,
+    /// 0, or an `errno`: `EPROTO` for another version, `EACCES` for a key of nobody's or another user, `EMFILE` when there
+    /// are too many applications or processes.
+    pub error: u32,
+    pub key: [u8; KEY],
+    /// The process, as it stands in locks.
+    pub owner: u32,
+    /// The stack's process: the one that the ends of sessions are of (`SO_PEERCRED`).
+    pub pid: u32,
+    /// Bytes that close the gate.
+    pub gate: u32,
+    /// Segments that there are.
+    pub segments: u32,
+}
+
+/// What a process asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Call {
+    /// `number`: the first segment that is wanted.
+    Segments = 1,
+    /// A session with an address of the stack's: `local`, `value` is the kind (`SOCK_STREAM` or `SOCK_DGRAM`).
+    Bind = 2,
+    /// A connection to `remote`: of session `number`, or of a new one where that is [`NONE`].
+    Connect = 3,
+    /// Connections to session `number`, or where that is [`NONE`] to port `local` of all addresses; `value` is the
+    /// backlog, with [`SHARE_PORT`] where others may listen there, too.
+    Listen = 4,
+    /// Which session an end is of.
+    Adopt = 5,
+    /// What `TCP_INFO` tells of session `number`, in [`Answer::info`].
+    Info = 6,
+    /// A new process that has this socket from its parent.
+    Fork = 7,
+}
+
+/// No session.
+pub const NONE: u32 = u32::MAX;
+/// Of [`Call::Listen`]: `SO_REUSEPORT`.
+pub const SHARE_PORT: u32 = 1 << 31;
+
+/// A call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Question {
+    pub call: Call,
+    pub number: u32,
+    pub value: u32,
+    pub local: Option<SocketAddr>,
+    pub remote: Option<SocketAddr>,
+}
+
+/// What the stack answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// 0, or an `errno`.
+    pub error: u32,
+    /// The session.
+    pub session: Session,
+    /// How many descriptors come with it.
+    pub descriptors: u32,
+    pub info: [u32; INFO],
+}
+
+/// Words of [`Answer::info`]: the state as Linux numbers it, retransmission timeout, our and the peer's segment size, bytes
+/// not acknowledged, round trip time and its variation in microseconds, congestion window and slow start threshold in
+/// segments, retransmissions.
+pub const INFO: usize = 10;
+
+/// Where a session is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Session {
+    /// Place of its slot; 0 for none.
+    pub place: u32,
+    /// Generation in the slot.
+    pub generation: u32,
+}
+
+/// A connection that has come, in the queue of a listener's end. One without a session is the kernel's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Accepted {
+    pub session: Session,
+}
+
+/// Writes fields one behind the other.
+struct Out<const N: usize> {
+    bytes: [u8; N],
+    at: usize,
+}
+
+impl<const N: usize> Out<N> {
+    fn new() -> Self {
+        Self { bytes: [0; N], at: 0 }
+    }
+
+    fn put(mut self, field: &[u8]) -> Self {
+        let end = self.at + field.len();
+        // copy-ok: a few bytes of a message
+        self.bytes[self.at..end].copy_from_slice(field);
+        self.at = end;
+        self
+    }
+
+    fn words(self, words: &[u32]) -> Self {
+        words.iter().fold(self, |out, word| out.put(&word.to_le_bytes()))
+    }
+
+    fn address(self, address: Option<SocketAddr>) -> Self {
+        let (family, port) = address.map_or((0, 0), |to| (if to.is_ipv4() { 4 } else { 6 }, to.port()));
+        let mut octets = [0; 16];
+        match address.map(|address| address.ip()) {
+            Some(IpAddr::V4(v4)) => octets[..4].copy_from_slice(&v4.octets()), // copy-ok: an address
+            Some(IpAddr::V6(v6)) => octets = v6.octets(),
+            None => {}
+        }
+        self.words(&[family | u32::from(port) << 16]).put(&octets)
+    }
+}
+
+/// Reads them.
+struct In<'a>(&'a [u8]);
+
+impl In<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (first, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    fn word(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    /// `None`: there are no bytes, or no such family. `Some(None)`: no address.
+    fn address(&mut self) -> Option<Option<SocketAddr>> {
+        let word = self.word()?;
+        let octets = self.take::<16>()?;
+        let ip: IpAddr = match word & 0xffff {
+            0 => return Some(None),
+            4 => Ipv4Addr::from(*octets.first_chunk::<4>()?).into(),
+            6 => Ipv6Addr::from(octets).into(),
+            _ => return None,
+        };
+        Some(Some(SocketAddr::new(ip, (word >> 16) as u16)))
+    }
+}
+
+impl Hello {
+    /// Bytes of it.
+    pub const LEN: usize = 8 + KEY;
+
+    /// As it is sent.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        Out::new().words(&[MAGIC, self.version]).put(&self.key).bytes
+    }
+
+    /// `None` when it is none; of another version it has a key of zeros.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut from = In(bytes);
+        let version = (from.word()? == MAGIC).then(|| from.word())??;
+        let key = if version == VERSION { from.take()? } else { [0; KEY] };
+        Some(Self { version, key })
+    }
+}
+
+impl Welcome {
+    /// Bytes of it.
+    pub const LEN: usize = 12 + KEY + 16;
+
+    /// As it is sent.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let Self { version, error, key, owner, pid, gate, segments } = self;
+        Out::new().words(&[MAGIC, *version, *error]).put(key).words(&[*owner, *pid, *gate, *segments]).bytes
+    }
+
+    /// `None` when it is none; of another version nothing but that is known.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut from = In(bytes);
+        let version = (from.word()? == MAGIC).then(|| from.word())??;
+        let mut welcome = Self { version, error: 0, key: [0; KEY], owner: 0, pid: 0, gate: 0, segments: 0 };
+        if version == VERSION {
+            welcome.error = from.word()?;
+            welcome.key = from.take()?;
+            for word in [&mut welcome.owner, &mut welcome.pid, &mut welcome.gate, &mut welcome.segments] {
+                *word = from.word()?;
+            }
+        }
+        Some(welcome)
+    }
+}
+
+impl Call {
+    const ALL: [Self; 7] =
+        [Self::Segments, Self::Bind, Self::Connect, Self::Listen, Self::Adopt, Self::Info, Self::Fork];
+}
+
+impl Question {
+    /// Bytes of it.
+    pub const LEN: usize = 12 + 2 * 20;
+
+    /// One without addresses.
+    pub fn new(call: Call, number: u32, value: u32) -> Self {
+        Self { call, number, value, local: None, remote: None }
+    }
+
+    /// As it is sent.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let words = [self.call as u32, self.number, self.value];
+        Out::new().words(&words).address(self.local).address(self.remote).bytes
+    }
+
+    /// `None` when it is none.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut from = In(bytes);
+        let call = from.word()?;
+        let call = *Call::ALL.iter().find(|known| **known as u32 == call)?;
+        let (number, value) = (from.word()?, from.word()?);
+        Some(Self { call, number, value, local: from.address()?, remote: from.address()? })
+    }
+}
+
+impl Answer {
+    /// Bytes of it.
+    pub const LEN: usize = 16 + 4 * INFO;
+
+    /// Nothing but an error, or that there was none.
+    pub fn of(error: u32) -> Self {
+        Self { error, session: Session::default(), descriptors: 0, info: [0; INFO] }
+    }
+
+    /// As it is sent.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let Session { place, generation } = self.session;
+        Out::new().words(&[self.error, place, generation, self.descriptors]).words(&self.info).bytes
+    }
+
+    /// `None` when it is none.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut from = In(bytes);
+        let error = from.word()?;
+        let session = Session { place: from.word()?, generation: from.word()? };
+        let mut answer = Self { error, session, descriptors: from.word()?, info: [0; INFO] };
+        for word in &mut answer.info {
+            *word = from.word()?;
+        }
+        Some(answer)
+    }
+}
+
+impl Accepted {
+    /// Bytes of it.
+    pub const LEN: usize = 8;
+
+    /// As it is sent.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        Out::new().words(&[self.session.place, self.session.generation]).bytes
+    }
+
+    /// `None` when it is none.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut from = In(bytes);
+        Some(Self { session: Session { place: from.word()?, generation: from.word()? } })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_as_they_were_written() {
+        let hello = Hello { version: VERSION, key: [7; KEY] };
+        assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
+        let welcome =
+            Welcome { version: VERSION, error: 1, key: [3; KEY], owner: 2, pid: 3, gate: 4, segments: 5 };
+        assert_eq!(Welcome::from_bytes(&welcome.to_bytes()), Some(welcome));
+        for (local, remote) in [("10.0.0.2:80", None), ("[fd00::2]:65535", Some("[fd00::1]:1"))] {
+            let mut question = Question::new(Call::Connect, NONE, 3);
+            question.local = Some(local.parse().unwrap());
+            question.remote = remote.map(|remote| remote.parse().unwrap());
+            assert_eq!(Question::from_bytes(&question.to_bytes()), Some(question));
+        }
+        let mut answer = Answer::of(5);
+        (answer.session, answer.descriptors) = (Session { place: 9, generation: 8 }, 1);
+        answer.info[9] = 7;
+        assert_eq!(Answer::from_bytes(&answer.to_bytes()), Some(answer));
+        let accepted = Accepted { session: answer.session };
+        assert_eq!(Accepted::from_bytes(&accepted.to_bytes()), Some(accepted));
+    }
+
+    #[test]
+    fn what_is_too_short_or_unknown_is_no_message() {
+        let question = Question::new(Call::Fork, 1, 2).to_bytes();
+        for len in 0..question.len() {
+            assert_eq!(Question::from_bytes(&question[..len]), None);
+        }
+        let mut other = question;
+        other[0] = 99;
+        assert_eq!(Question::from_bytes(&other), None);
+        other = question;
+        other[12] = 5;
+        assert_eq!(Question::from_bytes(&other), None, "of no family");
+        assert_eq!(Hello::from_bytes(&[0; Hello::LEN]), None);
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let mut hello = Hello { version: VERSION + 1, key: [7; KEY] }.to_bytes().to_vec();
+        hello.truncate(8);
+        assert_eq!(Hello::from_bytes(&hello).unwrap().version, VERSION + 1);
+    }
+}

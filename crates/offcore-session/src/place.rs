@@ -1,0 +1,113 @@
+//! What addresses the memory of an application: numbers of pages, and places of slots and tables.
+//!
+//! Nothing in shared memory is a pointer. A page has a number: its segment times 16,384, plus the page in the segment.
+//! Slots and tables have a *place*, counted in units of 512 bytes from the start of the first segment. Page 0 is never
+//! given out, so 0 is no page and no place.
+
+use core::num::NonZeroU32;
+use core::ptr::NonNull;
+
+use crate::layout::{SMALL, TABLE};
+use crate::slot::{SLOT, Slot};
+use crate::sync::AtomicU32;
+
+/// Bytes of a segment; the last one may be shorter.
+pub const SEGMENT: usize = 64 << 20;
+/// Pages of a segment.
+pub(crate) const PAGES: usize = SEGMENT / SMALL;
+const UNITS: usize = SEGMENT / SLOT;
+
+/// A block of an arena, small or large: the number of its first page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Block(NonZeroU32);
+
+impl Block {
+    /// The block that begins at `page`; `None` for 0.
+    #[inline(always)]
+    pub(crate) fn new(page: u32) -> Option<Self> {
+        NonZeroU32::new(page).map(Self)
+    }
+
+    /// Number of its first page.
+    #[inline(always)]
+    pub fn page(self) -> u32 {
+        self.0.get()
+    }
+}
+
+/// Where a slot or a table is, in units of 512 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place(NonZeroU32);
+
+impl Place {
+    /// The place of that number, as it stands in shared memory; `None` for 0.
+    #[inline(always)]
+    pub fn new(number: u32) -> Option<Self> {
+        NonZeroU32::new(number).map(Self)
+    }
+
+    /// Its number.
+    #[inline(always)]
+    pub fn number(self) -> u32 {
+        self.0.get()
+    }
+}
+
+/// Segments that one party has mapped.
+///
+/// # Safety
+/// A segment that is returned is mapped for reading and writing, at an address aligned to a page, for as long as `self`
+/// is borrowed.
+pub unsafe trait Segments {
+    /// First byte and length of segment `number`; `None` when it is not mapped.
+    fn segment(&self, number: usize) -> Option<(NonNull<u8>, usize)>;
+
+    /// Where `len` bytes from byte `offset` of `block` on are mapped; `None` when they are not in a mapped segment.
+    #[inline(always)]
+    fn address(&self, block: Block, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        let page = block.page() as usize;
+        self.at(page / PAGES, (page % PAGES) * SMALL, offset, len)
+    }
+
+    /// The slot at `place`; `None` when it is not in a mapped segment.
+    #[inline(always)]
+    fn slot(&self, place: Place) -> Option<&Slot> {
+        let unit = place.number() as usize;
+        let address = self.at(unit / UNITS, (unit % UNITS) * SLOT, 0, SLOT)?;
+        // SAFETY: 512 mapped bytes, aligned to them, which stay mapped while `self` is borrowed; every byte of a slot
+        // is part of an atomic, so others may write to it.
+        Some(unsafe { address.cast().as_ref() })
+    }
+
+    /// Entry `entry` of the table at `place`: the page of a large block, or 0. `None` when the table is not in a mapped
+    /// segment.
+    #[inline(always)]
+    fn entry(&self, place: Place, entry: usize) -> Option<&AtomicU32> {
+        let unit = place.number() as usize;
+        let address = self.at(unit / UNITS, (unit % UNITS) * SLOT, (entry % TABLE) * 4, 4)?;
+        // SAFETY: 4 mapped bytes, aligned, as the segment's base and the place are; they stay mapped while `self` is
+        // borrowed. An atomic may be written by others.
+        Some(unsafe { address.cast().as_ref() })
+    }
+
+    /// Where `len` bytes from `base + offset` of a segment on are mapped.
+    #[inline(always)]
+    #[doc(hidden)]
+    fn at(&self, segment: usize, base: usize, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        let (first, mapped) = self.segment(segment)?;
+        let start = base.checked_add(offset)?;
+        if start.checked_add(len)? > mapped {
+            return None;
+        }
+        // SAFETY: the range is inside the segment, as just checked.
+        Some(unsafe { first.add(start) })
+    }
+}
+
+// SAFETY: what the reference is to keeps the promise.
+unsafe impl<T: Segments + ?Sized> Segments for &T {
+    #[inline(always)]
+    fn segment(&self, number: usize) -> Option<(NonNull<u8>, usize)> {
+        (**self).segment(number)
+    }
+}

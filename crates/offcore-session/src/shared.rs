@@ -1,0 +1,110 @@
+//! The stack's side of the pages that it shares with an application.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use offcore_mem::mapping::MemoryError;
+use offcore_mem::{Hugepages, Mapping};
+use rustix::fs::SealFlags;
+
+use crate::control::{Control, Processes};
+
+/// Pages of one application.
+#[derive(Debug)]
+pub struct Shared {
+    control: (Mapping, OwnedFd),
+    processes: (Mapping, OwnedFd),
+}
+
+impl Shared {
+    /// New ones: nothing is marked, no process lives.
+    ///
+    /// # Errors
+    /// When there is not as much memory.
+    pub fn new() -> Result<Self, MemoryError> {
+        let control = Mapping::memfd("offcore-control", size_of::<Control>(), Hugepages::None)?;
+        let (mapping, fd) = Mapping::memfd("offcore-processes", size_of::<Processes>(), Hugepages::None)?;
+        // Our own mapping stays as it is; nobody else gets one that he can write to.
+        let seals = SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&fd, seals).map_err(|source| MemoryError::System {
+            what: "sealing a memfd",
+            len: mapping.len(),
+            source,
+        })?;
+        Ok(Self { control, processes: (mapping, fd) })
+    }
+
+    /// The pages that both sides write.
+    #[inline]
+    pub fn control(&self) -> &Control {
+        // SAFETY: mapped for as long as `self` lives, aligned to a page and as long as a `Control`, which has no bytes but
+        // atomics: others may write to it.
+        unsafe { self.control.0.base().cast().as_ref() }
+    }
+
+    /// The pages that only the stack writes.
+    pub fn processes(&self) -> &Processes {
+        // SAFETY: as above.
+        unsafe { self.processes.0.base().cast().as_ref() }
+    }
+
+    /// The memfds of both, for the application.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.control.1.as_fd(), self.processes.1.as_fd()]
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used, reason = "tests may")]
+mod tests {
+    use super::*;
+    use crate::control::{Owner, SESSIONS};
+
+    #[test]
+    fn marks_are_taken_once() {
+        let shared = Shared::new().unwrap();
+        let control = shared.control();
+        let marks = || {
+            let mut taken = Vec::new();
+            control.take_marks(|number| taken.push(number));
+            taken
+        };
+        assert_eq!(marks(), []);
+        for number in [5, 64, 5, SESSIONS as u32 - 1, 4096] {
+            control.mark(number);
+        }
+        assert_eq!(marks(), [5, 64, 4096, 65_535]);
+        assert_eq!(marks(), []);
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_once() {
+        let shared = Shared::new().unwrap();
+        let control = shared.control();
+        control.mark(7);
+        assert!(!control.ring(), "it is awake");
+        assert!(control.arm(), "it sees the mark");
+        control.take_marks(|_| ());
+        assert!(!control.arm());
+        control.mark(8);
+        assert!(control.ring());
+        assert!(!control.ring(), "one has woken it");
+        control.disarm();
+        assert!(!control.take_look());
+        control.look();
+        assert!(control.take_look() && !control.take_look());
+    }
+
+    #[test]
+    fn an_application_cannot_write_who_lives() {
+        let shared = Shared::new().unwrap();
+        let [_, fd] = shared.descriptors();
+        assert!(Mapping::shared(fd, 0, size_of::<Processes>()).is_err());
+        let owner = Owner::new(5, 9).unwrap();
+        assert!(!shared.processes().lives(owner));
+        shared.processes().set(5, 9);
+        assert!(shared.processes().lives(owner));
+        assert_eq!(Owner::from_word(owner.word()), Some(owner));
+        assert!(Owner::new(0, 0).is_none() && Owner::new(0, Owner::GENERATIONS + 1).is_none());
+        assert!(Owner::new(0, Owner::GENERATIONS).unwrap().word() < 1 << 31);
+    }
+}

@@ -1,0 +1,84 @@
+//! How an application's process learns that a session has something for it, and the stack the reverse.
+//!
+//! An application has one end of a pair of Unix stream sockets for each session, and the stack has the other one. Data
+//! goes through the FIFOs. The pair is there for the kernel, so that `poll`, `select`, `epoll` and blocking calls do what
+//! they always do:
+//!
+//! | state | what is done | what `poll` shows |
+//! |---|---|---|
+//! | data to be read | the stack writes one byte, the *token* | `IN`, and a new edge with each byte |
+//! | no room to write, connecting, listening | the application's end has unread bytes: the *gate* | no `OUT`; an edge when the stack reads them |
+//! | the peer has ended its stream | the stack shuts its end down for writing | `IN RDHUP` |
+//! | reset, or the stack is dead | the stack's end closes over an unread byte, which is there from the beginning | `IN OUT ERR HUP RDHUP` |
+//! | the last descriptor of the application is closed | the kernel | the stack's end: `HUP` |
+//!
+//! **Token.** The stack commits bytes, executes a full fence, and swaps 1 into `token`; if that was 0 it writes the byte.
+//! The application, when it has read everything, takes the byte, stores 0, executes a full fence, and looks once more
+//! whether there are bytes. If so it marks its session, and the stack announces again. So whenever a call returns and
+//! there are bytes, the byte is in the pair, or the session is marked. A byte may be there without data: an application
+//! that finds it takes it.
+//!
+//! **Gate.** The application closes the gate, stores 1 into `want_out`, executes a full fence, and looks once more whether
+//! there is room. Then it marks its session, in any case. The stack frees room, executes a full fence, and swaps 0 into
+//! `want_out`; if that was 1 and there is enough room, it opens the gate.
+
+use crate::sync::{AtomicU32, Ordering, fence};
+
+/// The words of a session that say who waits. Both sides store to them; what an application stores can keep nobody but
+/// its own processes asleep, or wake them up too often.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Wake {
+    token: AtomicU32,
+    want_out: AtomicU32,
+    rest: [AtomicU32; 14],
+}
+
+impl Wake {
+    /// The stack has committed bytes, or has something else to be read. `true`: it is to write the byte.
+    #[inline]
+    pub fn announce(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.token.load(Ordering::Relaxed) == 0 && self.token.swap(1, Ordering::AcqRel) == 0
+    }
+
+    /// Whether a byte is in the pair, or about to be.
+    #[inline]
+    pub fn is_announced(&self) -> bool {
+        self.token.load(Ordering::Acquire) != 0
+    }
+
+    /// The application has taken the byte. It is to look once more whether there is data, after this.
+    #[inline]
+    pub fn taken(&self) {
+        self.token.store(0, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// The application has closed the gate. It is to look once more whether there is room, and to mark the session, after
+    /// this.
+    #[inline]
+    pub fn want_room(&self) {
+        self.want_out.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether the application waits for room, for the stack.
+    #[inline]
+    pub fn wants_room(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.want_out.load(Ordering::Relaxed) != 0
+    }
+
+    /// The stack is going to open the gate. `false`: it is open.
+    #[inline]
+    pub fn open(&self) -> bool {
+        self.want_out.swap(0, Ordering::AcqRel) != 0
+    }
+
+    pub(crate) fn reset(&self) {
+        for word in [&self.token, &self.want_out].into_iter().chain(&self.rest) {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+}
