@@ -1,23 +1,42 @@
-//! Tells the binary where a DPDK of one's own is, when the feature `dpdk` asks for DPDK, and what was checked out when it
-//! was built, for reports: OFFCORE_COMMIT, where there is git.
+//! Builds the preload library, which `offcore exec` carries with it.
+//!
+//! It is a shared object of its own, without the standard library, so it needs another profile and other features than the
+//! binary: cargo is called for it, with a directory of its own, since this build holds the lock of the usual one.
 
+use std::env;
+use std::path::PathBuf;
 use std::process::Command;
 
+/// What is passed on to the linker: all symbols are resolved when it is loaded, it is never unloaded, and its constructor runs
+/// before all others.
+const LINKER: [&str; 2] = ["link-arg=-Wl,-z,now,-z,nodelete,-z,initfirst", "link-arg=-nostartfiles"];
+
 fn main() {
-    println!("cargo:rerun-if-changed=build.rs");
-    // From offcore-dpdk's build script.
-    if let Ok(rpath) = std::env::var("DEP_OFFCORE_DPDK_RPATH") {
-        println!("cargo:rustc-link-arg={rpath}");
+    for path in ["../offcore-preload", "../offcore-session/src", "../offcore-session/Cargo.toml", "build.rs"]
+    {
+        println!("cargo::rerun-if-changed={path}");
     }
-    let git = |args: &[&str]| -> Option<String> {
-        let output = Command::new("git").args(args).output().ok()?;
-        let text = String::from_utf8(output.stdout).ok()?;
-        output.status.success().then(|| text.trim().to_owned())
-    };
-    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
-        println!("cargo:rerun-if-changed={log}");
+    let variable = |name: &str| env::var_os(name).unwrap_or_else(|| panic!("cargo sets {name}"));
+    let out = PathBuf::from(variable("OUT_DIR")).join("preload");
+    let manifest = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("../offcore-preload/Cargo.toml");
+    let mut cargo = Command::new(variable("CARGO"));
+    cargo.args(["rustc", "--lib", "--crate-type=cdylib", "--profile=preload", "--features=interpose"]);
+    cargo.arg("--manifest-path").arg(&manifest).arg("--target-dir").arg(&out).args(["--quiet", "--"]);
+    for argument in LINKER {
+        cargo.args(["-C", argument]);
     }
-    if let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) {
-        println!("cargo:rustc-env=OFFCORE_COMMIT={commit}");
+    // What this build is made with, a sanitizer for one, is not for the library.
+    for name in [
+        "CARGO_ENCODED_RUSTFLAGS",
+        "RUSTFLAGS",
+        "RUSTC_WRAPPER",
+        "RUSTC_WORKSPACE_WRAPPER",
+        "CARGO_BUILD_TARGET",
+    ] {
+        cargo.env_remove(name);
     }
+    let status = cargo.status().unwrap_or_else(|error| panic!("{cargo:?}: {error}"));
+    assert!(status.success(), "{cargo:?}: {status}");
+    let library = out.join("preload/liboffcore_preload.so");
+    println!("cargo::rustc-env=OFFCORE_PRELOAD={}", library.display());
 }

@@ -36,6 +36,13 @@ impl Span<'_> {
     pub fn len(&self) -> usize {
         self.len
     }
+
+    /// `len` bytes of it from byte `from` on; `None` when that is nothing, or when it has not as many.
+    pub fn part(self, from: usize, len: usize) -> Option<Self> {
+        let fits = len > 0 && from.checked_add(len).is_some_and(|end| end <= self.len);
+        // SAFETY: inside of the span.
+        fits.then(|| Self { address: unsafe { self.address.add(from) }, len, ..self })
+    }
 }
 
 /// The spans of a range, in order. A range of up to 64 KiB has two of them, or four when it goes from the small ring

@@ -117,7 +117,9 @@ pub struct Wishes {
     pub keep_count: AtomicU32,
     /// Bits of what has been told: [`wish::ERROR_TOLD`].
     pub told: AtomicU32,
-    rest: [AtomicU32; 9],
+    /// Bytes that were read since the session was last marked for that.
+    pub untold: AtomicU32,
+    rest: [AtomicU32; 8],
 }
 
 /// Bits of [`Wishes::options`] and [`Wishes::told`].
@@ -134,6 +136,10 @@ pub mod wish {
     pub const NO_READ: u32 = 16;
     /// In `told`: the error has been returned by a call.
     pub const ERROR_TOLD: u32 = 1;
+    /// In `told`: a call has returned that it is connected.
+    pub const OPEN_TOLD: u32 = 2;
+    /// In `told`: the program has made the socket for IPv6, whatever its addresses are.
+    pub const V6: u32 = 4;
 }
 
 impl Identity {
@@ -145,8 +151,11 @@ impl Identity {
 
 impl Wishes {
     fn words(&self) -> impl Iterator<Item = &AtomicU32> {
-        let Self { reading, writing, options, keep_idle, keep_interval, keep_count, told, rest } = self;
-        [reading, writing, options, keep_idle, keep_interval, keep_count, told].into_iter().chain(rest)
+        let Self { reading, writing, options, keep_idle, keep_interval, keep_count, told, untold, rest } =
+            self;
+        [reading, writing, options, keep_idle, keep_interval, keep_count, told, untold]
+            .into_iter()
+            .chain(rest)
     }
 }
 
@@ -213,6 +222,11 @@ impl Slot {
     /// Shows the application other flags, after all that was committed before.
     pub fn set_flags(&self, flags: u32) {
         self.flags.store(flags, Ordering::Release);
+    }
+
+    /// Up to which position the application has written, and up to which the peer has acknowledged: for the application.
+    pub fn sent(&self) -> (u64, u64) {
+        (self.tx.index(), self.tx.edge())
     }
 
     /// Makes it the slot of a new session: nothing in either direction, no blocks.

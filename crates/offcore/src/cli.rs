@@ -53,6 +53,9 @@ pub(crate) enum Command {
     /// Stream chunks to a TCP sink, as the mTCP guide does: who copies into the send buffer, who into packets
     #[command(after_help = crate::epping::EXAMPLES)]
     Epping(Box<crate::epping::EppingArgs>),
+    /// Run a program whose sockets are those of `offcore tcp --serve`
+    #[command(after_help = crate::exec::EXAMPLES)]
+    Exec(crate::exec::ExecArgs),
     /// What DSA would give this machine at your packet sizes: measured core costs and the device's model
     #[command(after_help = crate::predict::EXAMPLES)]
     Predict(crate::predict::PredictArgs),

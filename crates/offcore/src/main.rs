@@ -4,6 +4,7 @@
 //! * [`switch`]: `offcore switch`: what is refused because it contradicts itself, ports opened, reports written,
 //! * [`copy`]: `offcore copy`, dpdk-dma's application, [`gpu`]: `offcore gpu`, l2fwd-nv's,
 //! * [`demo`]: `offcore switch --demo` and `offcore tcp --demo`, [`mod@bench`]: `offcore bench`,
+//! * [`exec`]: `offcore exec`, programs of others on the stack,
 //! * [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
 //! * [`pktgen`]: `offcore pktgen`, [`tcp`]: `offcore tcp`, [`epping`]: `offcore epping`,
 //! * [`port`]: `offcore port`, [`doctor`]: what the doctors of `dsa` and `gpu` find, written,
@@ -21,6 +22,7 @@ mod demo;
 mod doctor;
 mod dsa;
 mod epping;
+mod exec;
 mod gpu;
 mod output;
 mod pktgen;
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         Command::Tcp(args) => tcp::run(args),
         Command::Epping(args) => epping::run(args),
         Command::TcpDemo(args) => demo::tcp::run(args),
+        Command::Exec(args) => exec::run(args),
         Command::Predict(args) => predict::run(args),
         Command::Dsa { command } => dsa::run(command),
         Command::Port { command } => port::run(command),

@@ -14,8 +14,15 @@ const ALLOWED: &str = "xtask/copy-allowed.txt";
 const MARK: &str = "copy-ok:";
 
 /// The crates that packets pass through.
-const DATA_PATH: [&str; 6] =
-    ["offcore-mem", "offcore-ring", "offcore-session", "offcore-vhost", "offcore-port", "offcore-flow"];
+const DATA_PATH: [&str; 7] = [
+    "offcore-mem",
+    "offcore-ring",
+    "offcore-session",
+    "offcore-vhost",
+    "offcore-port",
+    "offcore-preload",
+    "offcore-flow",
+];
 
 /// Functions that copy or fill bytes.
 const COPIES: [&str; 14] = [

@@ -1,0 +1,156 @@
+//! Descriptors: closed, duplicated, inherited.
+
+use core::ffi::{c_int, c_uint};
+
+use offcore_session::message::{Call, NONE, Question};
+
+use crate::link;
+use crate::polled;
+use crate::real;
+use crate::session;
+use crate::sys;
+use crate::table::{self, Entry, Kind};
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if link::is_own(fd) {
+        return sys::returned_int(Err(libc::EBADF));
+    }
+    match table::get(fd) {
+        // A child by `vfork` has its parent's memory, and descriptors of its own.
+        Some(entry) if link::is_self() => {
+            gone(fd, entry);
+            // SAFETY: the caller's promise.
+            let closed = unsafe { real::close(fd) };
+            if matches!(entry.kind, Kind::Stream | Kind::Datagrams) {
+                link::look();
+            }
+            closed
+        }
+        // SAFETY: the caller's promise.
+        _ => unsafe { real::close(fd) },
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn __close(fd: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { close(fd) }
+}
+
+/// A descriptor is about to be closed.
+fn gone(fd: c_int, entry: Entry) {
+    table::set(fd, None);
+    if matches!(entry.kind, Kind::OpenStream | Kind::OpenDatagrams) {
+        polled::forget(fd);
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    let only_flag = flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0;
+    if !only_flag && link::is_self() {
+        let upto = (last as usize).saturating_add(1);
+        for (fd, entry) in table::all(upto).filter(|(fd, _)| *fd as c_uint >= first) {
+            gone(fd, entry);
+        }
+    }
+    // The library's own descriptors stay, on both sides of which there may be others.
+    let mut from = first;
+    for own in link::own_descriptors() {
+        let own = own as c_uint;
+        if (from..=last).contains(&own) && !only_flag {
+            // SAFETY: the caller's promise.
+            if own > from && unsafe { real::close_range(from, own - 1, flags) } < 0 {
+                return -1;
+            }
+            from = own + 1;
+        }
+    }
+    // SAFETY: the caller's promise.
+    let closed = if from <= last { unsafe { real::close_range(from, last, flags) } } else { 0 };
+    link::look();
+    closed
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn closefrom(first: c_int) {
+    // SAFETY: the caller's promise.
+    unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    let new = unsafe { real::dup(fd) };
+    if new >= 0 && link::is_self() {
+        table::set(new, table::get(fd));
+    }
+    new
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { duplicate(from, to, || real::dup2(from, to)) }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn __dup2(from: c_int, to: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { dup2(from, to) }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { duplicate(from, to, || real::dup3(from, to, flags)) }
+}
+
+/// `to` becomes what `from` is; what it was is closed.
+fn duplicate(from: c_int, to: c_int, duplicate: impl FnOnce() -> c_int) -> c_int {
+    if link::is_own(to) && !link::move_away(to) {
+        return sys::returned_int(Err(libc::EBADF));
+    }
+    let (new, old) = (table::get(from), table::get(to));
+    let duplicated = duplicate();
+    if duplicated >= 0 && from != to && link::is_self() {
+        if let Some(old) = old {
+            gone(to, old);
+        }
+        table::set(to, new);
+        if old.is_some() {
+            link::look();
+        }
+    }
+    duplicated
+}
+
+/// A descriptor that came from somewhere: it may be an end of one of the application's sessions.
+pub(super) fn adopt(fd: c_int) {
+    if link::ensure().is_err() {
+        return;
+    }
+    let (Some(peer), Some(stack)) = (link::peer_of(fd), link::peer()) else { return };
+    let is_stream = sys::int_option(fd, libc::SOL_SOCKET, libc::SO_TYPE) == libc::SOCK_STREAM;
+    if peer.pid != stack.pid || !is_stream || link::is_own(fd) {
+        return;
+    }
+    if let Ok((answer, received)) = link::ask(&Question::new(Call::Adopt, NONE, 0), &[fd]) {
+        received.close();
+        let entry = Entry::session(Kind::Stream, false, answer.session);
+        table::set(fd, Some(entry));
+        // Which of both kinds, and what its program calls its addresses, lies in the slot.
+        if let Some(session) = session::get(fd) {
+            table::set(fd, Some(session.as_it_is()));
+        }
+    }
+}
+
+/// A program that has just been executed may have sessions of the one before it.
+pub(crate) fn inherit() {
+    if crate::environment::key() == [0; _] {
+        return;
+    }
+    sys::each_descriptor(adopt);
+}

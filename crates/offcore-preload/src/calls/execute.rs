@@ -1,0 +1,67 @@
+//! Programs that are executed: they get the library, too.
+
+use core::ffi::{c_char, c_int};
+
+use crate::environment::Environment;
+use crate::real;
+
+type Strings = *const *const c_char;
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let environment = Environment::with_ours(environment);
+        real::execve(path, arguments, environment.as_ptr())
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn execvpe(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let environment = Environment::with_ours(environment);
+        real::execvpe(path, arguments, environment.as_ptr())
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let environment = Environment::with_ours(environment);
+        real::fexecve(fd, arguments, environment.as_ptr())
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn posix_spawn(
+    pid: *mut libc::pid_t,
+    path: *const c_char,
+    actions: *const libc::posix_spawn_file_actions_t,
+    attributes: *const libc::posix_spawnattr_t,
+    arguments: Strings,
+    environment: Strings,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let environment = Environment::with_ours(environment);
+        real::posix_spawn(pid, path, actions, attributes, arguments, environment.as_ptr())
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn posix_spawnp(
+    pid: *mut libc::pid_t,
+    path: *const c_char,
+    actions: *const libc::posix_spawn_file_actions_t,
+    attributes: *const libc::posix_spawnattr_t,
+    arguments: Strings,
+    environment: Strings,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let environment = Environment::with_ours(environment);
+        real::posix_spawnp(pid, path, actions, attributes, arguments, environment.as_ptr())
+    }
+}

@@ -1,0 +1,221 @@
+//! Sockets are made, named, connected and accepted.
+
+use core::ffi::c_int;
+
+use libc::{sockaddr, socklen_t};
+use offcore_session::message::{Accepted, Call, Question};
+use offcore_session::slot::state;
+
+use crate::address::{self, End};
+use crate::datagrams;
+use crate::decide::{self, Decided};
+use crate::link;
+use crate::real;
+use crate::session::{self, Session, Target};
+use crate::sys::{self, Errno};
+use crate::table::{self, Entry, Kind};
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    let fd = unsafe { real::socket(domain, kind, protocol) };
+    if fd >= 0 {
+        decide::opened(fd, domain, kind, protocol);
+    }
+    fd
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn bind(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
+    let decided = match session::find(fd) {
+        Target::Undecided(entry) => {
+            // SAFETY: the caller's promise.
+            unsafe { address::read(to, len) }.map_or(Ok(Decided::Kernel), |to| decide::bind(fd, entry, to))
+        }
+        Target::Session(_) => Err(libc::EINVAL),
+        Target::Kernel | Target::Dead => Ok(Decided::Kernel),
+    };
+    match decided {
+        // SAFETY: the caller's promise.
+        Ok(Decided::Kernel) => unsafe { real::bind(fd, to, len) },
+        Ok(Decided::Session(_)) => 0,
+        Err(error) => sys::returned_int(Err(error)),
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the caller's promise.
+    let address = unsafe { address::read(to, len) };
+    let result = match (session::find(fd), address) {
+        (Target::Undecided(entry), Ok(address)) => match decide::connect(fd, entry, address) {
+            Ok(Decided::Session(session)) if session.is_datagrams() => {
+                datagrams::connect(&session, Some(address));
+                Ok(())
+            }
+            Ok(Decided::Session(session)) => decide::wait_connected(&session),
+            // SAFETY: the caller's promise.
+            Ok(Decided::Kernel) => return unsafe { real::connect(fd, to, len) },
+            Err(error) => Err(error),
+        },
+        (Target::Session(session), address) if session.is_datagrams() => {
+            // An address of no family undoes it.
+            datagrams::connect(&session, address.ok());
+            Ok(())
+        }
+        (Target::Session(session), Ok(address)) => decide::connect_session(&session, address),
+        (Target::Session(_), Err(error)) => Err(error),
+        // SAFETY: the caller's promise.
+        _ => return unsafe { real::connect(fd, to, len) },
+    };
+    sys::returned_int(result.map(|()| 0))
+}
+
+/// What glibc's own functions call.
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn __connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { connect(fd, to, len) }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    match session::find(fd) {
+        Target::Session(session) => sys::returned_int(listen_session(&session, backlog).map(|()| 0)),
+        Target::Undecided(entry) => {
+            // SAFETY: the caller's promise.
+            if unsafe { real::listen(fd, backlog) } < 0 {
+                return -1;
+            }
+            sys::returned_int(decide::listen(fd, entry, backlog).map(|_| 0))
+        }
+        // SAFETY: the caller's promise.
+        Target::Kernel | Target::Dead => unsafe { real::listen(fd, backlog) },
+    }
+}
+
+fn listen_session(session: &Session, backlog: c_int) -> Result<(), Errno> {
+    match session.slot.state() {
+        _ if session.is_datagrams() => Err(libc::EOPNOTSUPP),
+        state::LISTENING => Ok(()),
+        state::BOUND => {
+            let number = session.slot.identity.number.load(core::sync::atomic::Ordering::Relaxed);
+            let question = Question::new(Call::Listen, number, decide::backlog_of(backlog));
+            link::ask(&question, &[]).map(|(_, received)| received.close())
+        }
+        _ => Err(libc::EINVAL),
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn accept(fd: c_int, from: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { accept4(fd, from, len, 0) }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn accept4(fd: c_int, from: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+    match session::find(fd) {
+        Target::Session(session) => {
+            // SAFETY: the caller's promise.
+            sys::returned_int(unsafe { take(&session, from, len, flags) }.map(|fd| fd as usize))
+        }
+        // SAFETY: the caller's promise.
+        _ => unsafe { real::accept4(fd, from, len, flags) },
+    }
+}
+
+/// Takes a connection out of a listener's queue.
+///
+/// # Safety
+/// `from` is null, or of `*len` bytes.
+unsafe fn take(
+    listener: &Session,
+    from: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> Result<c_int, Errno> {
+    if flags & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) != 0 {
+        return Err(libc::EINVAL);
+    }
+    if listener.is_datagrams() {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if listener.slot.state() != state::LISTENING {
+        return Err(libc::EINVAL);
+    }
+    if !from.is_null() && len.is_null() {
+        return Err(libc::EFAULT);
+    }
+    let cloexec = if flags & libc::SOCK_CLOEXEC != 0 { libc::MSG_CMSG_CLOEXEC } else { 0 };
+    let mut bytes = [0; Accepted::LEN];
+    let (read, received) = link::receive(listener.fd, &mut bytes, cloexec)?;
+    let accepted = Accepted::from_bytes(&bytes[..read]);
+    let (Some(accepted), [fd]) = (accepted, received.as_slice()) else {
+        received.close();
+        // Descriptors that there is no room for are closed by the kernel; an end is the stack's.
+        return Err(if read == 0 { libc::EINVAL } else { libc::EMFILE });
+    };
+    let fd = *fd;
+    let nonblocking = if flags & libc::SOCK_NONBLOCK != 0 { libc::O_NONBLOCK } else { 0 };
+    let _ = sys::fcntl(fd, libc::F_SETFL, nonblocking as usize);
+    if accepted.session.place == 0 {
+        table::set(fd, None);
+        if !from.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { real::getpeername(fd, from, len) };
+        }
+        return Ok(fd);
+    }
+    table::set(fd, Some(Entry::session(Kind::Stream, listener.entry.v6, accepted.session)));
+    let session = session::get(fd).ok_or(libc::ECONNABORTED)?;
+    session.note_family();
+    // SAFETY: the caller's promise.
+    unsafe { address::write(address::of(session.slot, End::Peer), session.entry.v6, from, len) };
+    Ok(fd)
+}
+
+/// Gives a program one of a session's addresses.
+///
+/// # Safety
+/// `to` is of `*len` bytes, or null.
+unsafe fn name(session: &Session, end: End, to: *mut sockaddr, len: *mut socklen_t) -> Result<(), Errno> {
+    if to.is_null() || len.is_null() {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: the caller's promise.
+    if (unsafe { *len } as i32) < 0 {
+        return Err(libc::EINVAL);
+    }
+    let has_peer = if session.is_datagrams() {
+        datagrams::peer(session).is_some()
+    } else {
+        session.slot.state() == state::OPEN && !session.is_over()
+    };
+    if end == End::Peer && !has_peer {
+        return Err(libc::ENOTCONN);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { address::write(address::of(session.slot, end), session.entry.v6, to, len) };
+    Ok(())
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    match session::get(fd) {
+        // SAFETY: the caller's promise.
+        Some(session) => sys::returned_int(unsafe { name(&session, End::Ours, to, len) }.map(|()| 0)),
+        // SAFETY: the caller's promise.
+        None => unsafe { real::getsockname(fd, to, len) },
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn getpeername(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    match session::get(fd) {
+        // SAFETY: the caller's promise.
+        Some(session) => sys::returned_int(unsafe { name(&session, End::Peer, to, len) }.map(|()| 0)),
+        // SAFETY: the caller's promise.
+        None => unsafe { real::getpeername(fd, to, len) },
+    }
+}

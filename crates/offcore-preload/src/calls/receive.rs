@@ -1,0 +1,296 @@
+//! What is received.
+
+use core::ffi::{c_int, c_uint, c_void};
+
+use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+
+use crate::address::{self, End};
+use crate::datagrams;
+use crate::link;
+use crate::real;
+use crate::session::{self, Session, Target};
+use crate::stream;
+use crate::sys::{self, Errno};
+use crate::vectors::{Buffers, buffer};
+
+/// Receives to buffers, and says who has sent a datagram.
+///
+/// # Safety
+/// The buffers are the program's to be written; `from` is null, or of `*len` bytes.
+unsafe fn receive(
+    session: &Session,
+    buffers: Buffers<'_>,
+    how: c_int,
+    (from, len): (*mut sockaddr, *mut socklen_t),
+) -> Result<usize, Errno> {
+    if !session.is_datagrams() {
+        // SAFETY: the caller's promise.
+        let received = unsafe { stream::receive(session, buffers, how) };
+        if !from.is_null() && !len.is_null() {
+            // A stream tells nobody's address.
+            // SAFETY: the caller's promise.
+            unsafe { *len = 0 };
+        }
+        return received;
+    }
+    // SAFETY: the caller's promise.
+    let received = unsafe { datagrams::receive(session, buffers, how) }?;
+    // SAFETY: the caller's promise.
+    unsafe { address::write(received.from, session.entry.v6, from, len) };
+    Ok(if how & libc::MSG_TRUNC != 0 { received.len } else { received.copied })
+}
+
+const NOBODY: (*mut sockaddr, *mut socklen_t) = (core::ptr::null_mut(), core::ptr::null_mut());
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+    match session::find(fd) {
+        Target::Session(_) if len == 0 => 0,
+        Target::Session(session) => {
+            // SAFETY: the caller's promise.
+            sys::returned(unsafe { receive(&session, Buffers::one(&buffer(to, len)), 0, NOBODY) })
+        }
+        Target::Dead => sys::returned(dead(fd)),
+        // SAFETY: the caller's promise.
+        _ => unsafe { real::read(fd, to, len) },
+    }
+}
+
+/// What a session of a stack that is gone has: an error, and then its end.
+fn dead(fd: c_int) -> Result<usize, Errno> {
+    while sys::receive_byte(fd, libc::MSG_DONTWAIT)? > 0 {}
+    Ok(0)
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn __read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe { read(fd, to, len) }
+}
+
+/// A length that the compiler knew to be too long.
+fn check(len: size_t, room: size_t) {
+    if len > room {
+        sys::print(&[b"*** buffer overflow detected ***: terminated\n"]);
+        // SAFETY: it ends the process, as libc does.
+        unsafe { libc::abort() }
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t) -> ssize_t {
+    check(len, room);
+    // SAFETY: the caller's promise.
+    unsafe { read(fd, to, len) }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
+    let Some(session) = session::get(fd) else {
+        // SAFETY: the caller's promise.
+        return unsafe { real::readv(fd, to, count) };
+    };
+    // SAFETY: the caller's promise.
+    let received = unsafe {
+        Buffers::counted(to, count).and_then(|buffers| match buffers.len() {
+            0 => Ok(0),
+            _ => receive(&session, buffers, 0, NOBODY),
+        })
+    };
+    sys::returned(received)
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn preadv2(
+    fd: c_int,
+    to: *const iovec,
+    count: c_int,
+    position: off_t,
+    flags: c_int,
+) -> ssize_t {
+    match session::get(fd) {
+        // A socket has no positions; -1 is where it is.
+        Some(_) if position != -1 => sys::returned(Err(libc::ESPIPE)),
+        Some(session) => {
+            let how = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
+            // SAFETY: the caller's promise.
+            sys::returned(unsafe {
+                Buffers::counted(to, count).and_then(|buffers| receive(&session, buffers, how, NOBODY))
+            })
+        }
+        // SAFETY: the caller's promise.
+        None => unsafe { real::preadv2(fd, to, count, position, flags) },
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn preadv64v2(
+    fd: c_int,
+    to: *const iovec,
+    count: c_int,
+    position: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe { preadv2(fd, to, count, position, flags) }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, how: c_int) -> ssize_t {
+    match session::find(fd) {
+        Target::Session(session) => {
+            // SAFETY: the caller's promise.
+            sys::returned(unsafe { receive(&session, Buffers::one(&buffer(to, len)), how, NOBODY) })
+        }
+        Target::Dead => sys::returned(dead(fd)),
+        // SAFETY: the caller's promise.
+        _ => unsafe { real::recv(fd, to, len, how) },
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn __recv_chk(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    room: size_t,
+    how: c_int,
+) -> ssize_t {
+    check(len, room);
+    // SAFETY: the caller's promise.
+    unsafe { recv(fd, to, len, how) }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    how: c_int,
+    from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    match session::find(fd) {
+        Target::Session(session) => {
+            // SAFETY: the caller's promise.
+            sys::returned(unsafe { receive(&session, Buffers::one(&buffer(to, len)), how, (from, from_len)) })
+        }
+        Target::Dead => sys::returned(dead(fd)),
+        // SAFETY: the caller's promise.
+        _ => unsafe { real::recvfrom(fd, to, len, how, from, from_len) },
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    room: size_t,
+    how: c_int,
+    from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    check(len, room);
+    // SAFETY: the caller's promise.
+    unsafe { recvfrom(fd, to, len, how, from, from_len) }
+}
+
+/// Receives as a message.
+///
+/// # Safety
+/// The header's addresses are the program's to be written.
+unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    let buffers = unsafe { Buffers::new(header.msg_iov, header.msg_iovlen) }?;
+    header.msg_flags = 0;
+    if !session.is_datagrams() {
+        // SAFETY: the caller's promise.
+        let received = unsafe { stream::receive(session, buffers, how) }?;
+        (header.msg_namelen, header.msg_controllen) = (0, 0);
+        return Ok(received);
+    }
+    // SAFETY: the caller's promise.
+    let received = unsafe { datagrams::receive(session, buffers, how) }?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let len = &raw mut header.msg_namelen;
+        address::write(received.from, session.entry.v6, header.msg_name.cast(), len);
+    }
+    header.msg_controllen = 0;
+    if received.copied < received.len {
+        header.msg_flags |= libc::MSG_TRUNC;
+    }
+    Ok(if how & libc::MSG_TRUNC != 0 { received.len } else { received.copied })
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, how: c_int) -> ssize_t {
+    let Some(session) = session::get(fd) else {
+        // SAFETY: the caller's promise.
+        let received = unsafe { real::recvmsg(fd, header, how) };
+        if received >= 0 {
+            // SAFETY: a header that the kernel has filled.
+            unsafe { adopt(header) };
+        }
+        return received;
+    };
+    // SAFETY: the caller's promise.
+    sys::returned(unsafe { header.as_mut() }.ok_or(libc::EFAULT).and_then(|header| {
+        // SAFETY: the caller's promise.
+        unsafe { message(&session, header, how) }
+    }))
+}
+
+/// Descriptors that came with a message may be sessions.
+///
+/// # Safety
+/// `header` is of a message that was received.
+unsafe fn adopt(header: *const msghdr) {
+    if !link::is_used() {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { link::rights(header, super::descriptors::adopt) };
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    headers: *mut mmsghdr,
+    count: c_uint,
+    how: c_int,
+    time: *mut timespec,
+) -> c_int {
+    let Some(session) = session::get(fd) else {
+        // SAFETY: the caller's promise.
+        return unsafe { real::recvmmsg(fd, headers, count, how, time) };
+    };
+    let (mut done, mut how_each) = (0, how & !libc::MSG_WAITFORONE);
+    while done < count {
+        // SAFETY: the caller's promise.
+        let header = unsafe { &mut *headers.add(done as usize) };
+        // SAFETY: the caller's promise.
+        match unsafe { message(&session, &mut header.msg_hdr, how_each) } {
+            Ok(len) => header.msg_len = len as c_uint,
+            Err(error) if done == 0 => return sys::returned_int(Err(error)),
+            Err(_) => break,
+        }
+        done += 1;
+        if how & libc::MSG_WAITFORONE != 0 {
+            how_each |= libc::MSG_DONTWAIT;
+        }
+    }
+    done as c_int
+}
+
+/// Where a stream is that is told its own address for its peer's.
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
+    match session::get(fd) {
+        Some(session) if session.is_open() && address::of(session.slot, End::Peer).port() != 0 => 0,
+        Some(_) => sys::returned_int(Err(libc::EINVAL)),
+        // SAFETY: the caller's promise.
+        None => unsafe { real::sockatmark(fd) },
+    }
+}

@@ -1,0 +1,269 @@
+//! What is sent.
+
+use core::ffi::{c_int, c_uint, c_void};
+use core::net::SocketAddr;
+
+use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
+
+use crate::address;
+use crate::datagrams;
+use crate::decide::{self, Decided};
+use crate::real;
+use crate::session::{self, Session, Target};
+use crate::stream;
+use crate::sys::{self, Errno};
+use crate::vectors::{Buffers, buffer};
+
+/// Sends buffers; an address is a datagram's.
+///
+/// # Safety
+/// The buffers are the program's to be read.
+unsafe fn give(
+    session: &Session,
+    buffers: Buffers<'_>,
+    how: c_int,
+    to: Option<SocketAddr>,
+) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match session.is_datagrams() {
+            true => datagrams::send(session, buffers, how, to),
+            false => stream::send(session, buffers, how),
+        }
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    match session::find(fd) {
+        Target::Session(session) => {
+            // SAFETY: the caller's promise.
+            sys::returned(unsafe { give(&session, Buffers::one(&buffer(from, len)), 0, None) })
+        }
+        // SAFETY: the caller's promise.
+        _ => unsafe { real::write(fd, from, len) },
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn __write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe { write(fd, from, len) }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
+    match session::get(fd) {
+        // SAFETY: the caller's promise.
+        Some(session) => sys::returned(unsafe {
+            Buffers::counted(from, count).and_then(|buffers| give(&session, buffers, 0, None))
+        }),
+        // SAFETY: the caller's promise.
+        None => unsafe { real::writev(fd, from, count) },
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn pwritev2(
+    fd: c_int,
+    from: *const iovec,
+    count: c_int,
+    position: off_t,
+    flags: c_int,
+) -> ssize_t {
+    match session::get(fd) {
+        Some(_) if position != -1 => sys::returned(Err(libc::ESPIPE)),
+        Some(session) => {
+            let how = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
+            // SAFETY: the caller's promise.
+            sys::returned(unsafe {
+                Buffers::counted(from, count).and_then(|buffers| give(&session, buffers, how, None))
+            })
+        }
+        // SAFETY: the caller's promise.
+        None => unsafe { real::pwritev2(fd, from, count, position, flags) },
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn pwritev64v2(
+    fd: c_int,
+    from: *const iovec,
+    count: c_int,
+    position: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe { pwritev2(fd, from, count, position, flags) }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn send(fd: c_int, from: *const c_void, len: size_t, how: c_int) -> ssize_t {
+    match session::find(fd) {
+        Target::Session(session) => {
+            // SAFETY: the caller's promise.
+            sys::returned(unsafe { give(&session, Buffers::one(&buffer(from, len)), how, None) })
+        }
+        // SAFETY: the caller's promise.
+        _ => unsafe { real::send(fd, from, len, how) },
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn __send(fd: c_int, from: *const c_void, len: size_t, how: c_int) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe { send(fd, from, len, how) }
+}
+
+/// A datagram's address, which may decide where its socket belongs; `None` without a session.
+///
+/// # Safety
+/// `to` is null, or of `len` bytes.
+unsafe fn addressed(
+    fd: c_int,
+    to: *const sockaddr,
+    len: socklen_t,
+) -> Result<Option<(Session, Option<SocketAddr>)>, Errno> {
+    // SAFETY: the caller's promise.
+    let address = || unsafe { address::read(to, len) };
+    let session = match session::find(fd) {
+        Target::Session(session) => session,
+        Target::Undecided(entry) if !to.is_null() && entry.kind == crate::table::Kind::OpenDatagrams => {
+            let Ok(to) = address() else { return Ok(None) };
+            match decide::connect(fd, entry, to)? {
+                Decided::Session(session) => session,
+                Decided::Kernel => return Ok(None),
+            }
+        }
+        _ => return Ok(None),
+    };
+    // A stream's address makes no difference.
+    let to = if to.is_null() || !session.is_datagrams() { None } else { Some(address()?) };
+    Ok(Some((session, to)))
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn sendto(
+    fd: c_int,
+    from: *const c_void,
+    len: size_t,
+    how: c_int,
+    to: *const sockaddr,
+    to_len: socklen_t,
+) -> ssize_t {
+    // SAFETY: the caller's promise.
+    match unsafe { addressed(fd, to, to_len) } {
+        Ok(Some((session, to))) => {
+            // SAFETY: the caller's promise.
+            sys::returned(unsafe { give(&session, Buffers::one(&buffer(from, len)), how, to) })
+        }
+        // SAFETY: the caller's promise.
+        Ok(None) => unsafe { real::sendto(fd, from, len, how, to, to_len) },
+        Err(error) => sys::returned(Err(error)),
+    }
+}
+
+/// Sends a message; `None` when that is the kernel's to do.
+///
+/// # Safety
+/// The header's addresses are the program's to be read.
+unsafe fn message(fd: c_int, header: &msghdr, how: c_int) -> Result<Option<usize>, Errno> {
+    // SAFETY: the caller's promise.
+    let Some((session, to)) = (unsafe { addressed(fd, header.msg_name.cast(), header.msg_namelen) })? else {
+        return Ok(None);
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let buffers = Buffers::new(header.msg_iov, header.msg_iovlen)?;
+        give(&session, buffers, how, to).map(Some)
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn sendmsg(fd: c_int, header: *const msghdr, how: c_int) -> ssize_t {
+    if crate::table::get(fd).is_some() {
+        // SAFETY: the caller's promise.
+        let Some(header) = (unsafe { header.as_ref() }) else { return sys::returned(Err(libc::EFAULT)) };
+        // SAFETY: the caller's promise.
+        match unsafe { message(fd, header, how) } {
+            Ok(None) => {}
+            Ok(Some(sent)) => return sys::returned(Ok(sent)),
+            Err(error) => return sys::returned(Err(error)),
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe { real::sendmsg(fd, header, how) }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn sendmmsg(fd: c_int, headers: *mut mmsghdr, count: c_uint, how: c_int) -> c_int {
+    if crate::table::get(fd).is_none() {
+        // SAFETY: the caller's promise.
+        return unsafe { real::sendmmsg(fd, headers, count, how) };
+    }
+    let mut done = 0;
+    while done < count {
+        // SAFETY: the caller's promise.
+        let header = unsafe { &mut *headers.add(done as usize) };
+        // SAFETY: the caller's promise.
+        match unsafe { message(fd, &header.msg_hdr, how) } {
+            Ok(Some(len)) => header.msg_len = len as c_uint,
+            // It is the kernel's from the first message on.
+            // SAFETY: the caller's promise.
+            Ok(None) => return unsafe { real::sendmmsg(fd, headers, count, how) },
+            Err(error) if done == 0 => return sys::returned_int(Err(error)),
+            Err(_) => break,
+        }
+        done += 1;
+    }
+    done as c_int
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn sendfile(to: c_int, from: c_int, position: *mut off_t, count: size_t) -> ssize_t {
+    let Some(session) = session::get(to) else {
+        // SAFETY: the caller's promise.
+        return unsafe { real::sendfile(to, from, position, count) };
+    };
+    // The kernel sends so much at once, at most.
+    let count = count.min(0x7fff_f000);
+    // SAFETY: the caller's promise: null, or a position.
+    let at = unsafe { position.as_ref() }.copied();
+    let sent = match at {
+        Some(at) if at < 0 => Err(libc::EINVAL),
+        at => stream::send_file(&session, from, at.unwrap_or(-1), count),
+    };
+    if let (Ok(sent), Some(at)) = (sent, at) {
+        // SAFETY: the caller's promise.
+        unsafe { *position = at + sent as off_t };
+    }
+    sys::returned(sent)
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn sendfile64(to: c_int, from: c_int, position: *mut off_t, count: size_t) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe { sendfile(to, from, position, count) }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn splice(
+    from: c_int,
+    from_position: *mut off_t,
+    to: c_int,
+    to_position: *mut off_t,
+    len: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    let how = if flags & libc::SPLICE_F_NONBLOCK != 0 { libc::MSG_DONTWAIT } else { 0 };
+    match (session::get(from), session::get(to)) {
+        // SAFETY: the caller's promise.
+        (None, None) => unsafe { real::splice(from, from_position, to, to_position, len, flags) },
+        (Some(_), _) if !from_position.is_null() => sys::returned(Err(libc::ESPIPE)),
+        (_, Some(_)) if !to_position.is_null() => sys::returned(Err(libc::ESPIPE)),
+        // One of both has to be a pipe.
+        (Some(_), Some(_)) => sys::returned(Err(libc::EINVAL)),
+        (Some(session), None) => sys::returned(stream::splice_out(&session, to, len, how)),
+        (None, Some(session)) => sys::returned(stream::splice_in(&session, from, len, how)),
+    }
+}

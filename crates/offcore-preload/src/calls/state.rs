@@ -1,0 +1,134 @@
+//! What a socket is asked, and told.
+
+use core::ffi::{c_int, c_ulong, c_void};
+use core::sync::atomic::Ordering;
+
+use libc::socklen_t;
+use offcore_session::slot::{state, wish};
+
+use crate::address::{self, End};
+use crate::options;
+use crate::real;
+use crate::session::{self, Session};
+use crate::sys::{self, Errno};
+use crate::table;
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    match session::get(fd) {
+        Some(session) => sys::returned_int(end(&session, how)),
+        // SAFETY: the caller's promise.
+        None => unsafe { real::shutdown(fd, how) },
+    }
+}
+
+/// Ends what is read, or written.
+fn end(session: &Session, how: c_int) -> Result<usize, Errno> {
+    let (read, write) = match how {
+        libc::SHUT_RD => (true, false),
+        libc::SHUT_WR => (false, true),
+        libc::SHUT_RDWR => (true, true),
+        _ => return Err(libc::EINVAL),
+    };
+    let connected = if session.is_datagrams() {
+        crate::datagrams::peer(session).is_some()
+    } else {
+        matches!(session.slot.state(), state::OPEN | state::LISTENING)
+    };
+    if !connected || session.is_over() {
+        return Err(libc::ENOTCONN);
+    }
+    let bits = if read { wish::NO_READ } else { 0 } | if write { wish::END } else { 0 };
+    session.slot.wishes.options.fetch_or(bits, Ordering::AcqRel);
+    session.mark();
+    // What `poll` shows of it is the kernel's to say.
+    let _ = sys::shutdown(session.fd, how);
+    Ok(0)
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    match session::get(fd) {
+        Some(session) => {
+            // SAFETY: the caller's promise.
+            sys::returned_int(unsafe { options::get(&session, level, name, value, len) }.map(|()| 0))
+        }
+        // SAFETY: the caller's promise.
+        None => unsafe { real::getsockopt(fd, level, name, value, len) },
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    match session::get(fd) {
+        Some(session) => {
+            // SAFETY: the caller's promise.
+            sys::returned_int(unsafe { options::set(&session, level, name, value, len) }.map(|()| 0))
+        }
+        // SAFETY: the caller's promise.
+        None => unsafe { real::setsockopt(fd, level, name, value, len) },
+    }
+}
+
+/// `linux/sockios.h`, which the crate libc lacks.
+const SIOCATMARK: c_ulong = 0x8905;
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+    let session = match request {
+        libc::FIONREAD | libc::TIOCOUTQ | SIOCATMARK => session::get(fd),
+        _ => None,
+    };
+    let Some(session) = session else {
+        // SAFETY: the caller's promise.
+        return unsafe { real::ioctl(fd, request, argument) };
+    };
+    let to = argument as *mut c_int;
+    if to.is_null() {
+        return sys::returned_int(Err(libc::EFAULT));
+    }
+    let value = match request {
+        libc::FIONREAD if session.slot.state() == state::LISTENING => Err(libc::EINVAL),
+        libc::FIONREAD if session.is_datagrams() => crate::datagrams::next_len(&session),
+        libc::FIONREAD => session.reader().map(|reader| reader.available()),
+        libc::TIOCOUTQ => session.unacknowledged(),
+        _ if address::of(session.slot, End::Peer).port() == 0 => Err(libc::EINVAL),
+        _ => Ok(0),
+    };
+    // SAFETY: the caller's promise.
+    sys::returned_int(value.map(|value| unsafe { *to = value as c_int }).map(|()| 0))
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { real::fcntl(fd, command, argument) };
+    if result >= 0 && matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+        table::set(result, table::get(fd));
+    }
+    result
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { fcntl(fd, command, argument) }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn __fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { fcntl(fd, command, argument) }
+}

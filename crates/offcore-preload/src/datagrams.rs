@@ -1,0 +1,209 @@
+//! Datagram sockets on the stack.
+
+use core::ffi::c_int;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::sync::atomic::Ordering;
+
+use offcore_session::datagram::{HEADER_LEN, Header, record_len};
+
+use crate::address::{self, End};
+use crate::lock::Held;
+use crate::session::Session;
+use crate::sys::Errno;
+use crate::vectors::Buffers;
+
+/// A datagram that was received: bytes copied, its own length, and who sent it.
+pub(crate) struct Received {
+    pub(crate) copied: usize,
+    pub(crate) len: usize,
+    pub(crate) from: SocketAddr,
+}
+
+/// The peer of a connected socket.
+pub(crate) fn peer(session: &Session) -> Option<SocketAddr> {
+    let peer = address::of(session.slot, End::Peer);
+    (peer.port() != 0).then_some(peer)
+}
+
+/// Connects the socket: it sends to one peer, and receives from nobody else. `None` undoes it.
+pub(crate) fn connect(session: &Session, to: Option<SocketAddr>) {
+    let identity = &session.slot.identity;
+    let ours = identity.ports.load(Ordering::Relaxed) & 0xffff;
+    let octets = match to.map(|to| to.ip()) {
+        Some(IpAddr::V4(ip)) => {
+            let [a, b, c, d] = ip.octets();
+            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        }
+        Some(IpAddr::V6(ip)) => ip.octets(),
+        None => [0; 16],
+    };
+    for (word, four) in identity.remote.iter().zip(octets.as_chunks::<4>().0) {
+        word.store(u32::from_ne_bytes(*four), Ordering::Relaxed);
+    }
+    if let Some(to) = to {
+        identity.family.store(if to.is_ipv4() { 4 } else { 6 }, Ordering::Relaxed);
+    }
+    let port = to.map_or(0, |to| to.port());
+    identity.ports.store(ours | u32::from(port) << 16, Ordering::Release);
+}
+
+/// Receives a datagram.
+///
+/// # Safety
+/// The buffers are the program's to be written.
+pub(crate) unsafe fn receive(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<Received, Errno> {
+    if how & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        return Err(libc::EAGAIN);
+    }
+    let peer = peer(session);
+    loop {
+        // SAFETY: the caller's promise.
+        if let Some(received) = unsafe { take(session, buffers, how, peer) }? {
+            return Ok(received);
+        }
+        if let Some(error) = session.take_error() {
+            return Err(error);
+        }
+        if how & libc::MSG_DONTWAIT != 0 {
+            return Err(libc::EAGAIN);
+        }
+        if !session.wait_readable()? {
+            return Err(libc::ENOTCONN);
+        }
+    }
+}
+
+/// Takes the oldest datagram of the peer's; `None` when there is none.
+///
+/// # Safety
+/// The buffers are the program's to be written.
+unsafe fn take(
+    session: &Session,
+    buffers: Buffers<'_>,
+    how: c_int,
+    peer: Option<SocketAddr>,
+) -> Result<Option<Received>, Errno> {
+    let _lock = Held::new(&session.slot.wishes.reading);
+    let mut reader = session.reader()?;
+    loop {
+        let mut header = [0; HEADER_LEN];
+        if reader.peek(&mut header) < HEADER_LEN {
+            session.settle(&reader);
+            return Ok(None);
+        }
+        let header = Header::from_bytes(&header).ok_or(libc::EIO)?;
+        let (whole, len) = (record_len(header.len), usize::from(header.len));
+        if reader.available() < whole {
+            return Err(libc::EIO);
+        }
+        let wanted = peer.is_none_or(|peer| peer == header.peer);
+        let mut copied = 0;
+        if wanted {
+            // SAFETY: the caller's promise.
+            copied = unsafe { buffers.fill(0, payload(reader.spans(), len)) };
+        }
+        if !wanted || how & libc::MSG_PEEK == 0 {
+            reader.consume(whole);
+            session.mark();
+        }
+        if wanted {
+            session.settle(&reader);
+            return Ok(Some(Received { copied, len, from: header.peer }));
+        }
+    }
+}
+
+/// The spans of a record without its header, `len` bytes.
+fn payload<'a>(
+    spans: impl Iterator<Item = offcore_session::Span<'a>>,
+    len: usize,
+) -> impl Iterator<Item = offcore_session::Span<'a>> {
+    let (mut skip, mut left) = (HEADER_LEN, len);
+    spans.filter_map(move |span| {
+        let from = skip.min(span.len());
+        skip -= from;
+        let here = (span.len() - from).min(left);
+        left -= here;
+        span.part(from, here)
+    })
+}
+
+/// Sends a datagram, to the peer where no address is given.
+///
+/// # Safety
+/// The buffers are the program's to be read.
+pub(crate) unsafe fn send(
+    session: &Session,
+    buffers: Buffers<'_>,
+    how: c_int,
+    to: Option<SocketAddr>,
+) -> Result<usize, Errno> {
+    if how & libc::MSG_ZEROCOPY != 0 || how & libc::MSG_OOB != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if let Some(error) = session.take_error() {
+        return Err(error);
+    }
+    let peer = to.or_else(|| peer(session)).ok_or(libc::EDESTADDRREQ)?;
+    if peer.port() == 0 {
+        return Err(libc::EINVAL);
+    }
+    let most = if peer.is_ipv4() { 65_507 } else { 65_527 };
+    let len = Some(buffers.len()).filter(|len| *len <= most).ok_or(libc::EMSGSIZE)?;
+    let local = match peer.ip() {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    let header = Header { len: len as u16, peer, local };
+    loop {
+        // SAFETY: the caller's promise.
+        if unsafe { put(session, &header, buffers) }? {
+            return Ok(len);
+        }
+        if how & libc::MSG_DONTWAIT != 0 || session.is_nonblocking() {
+            return Err(libc::EAGAIN);
+        }
+        session.wait_gate()?;
+        session.slot.wake.want_room();
+    }
+}
+
+/// Writes a datagram; `false`, and the gate is closed, when there is no room for it.
+///
+/// # Safety
+/// The buffers are the program's to be read.
+unsafe fn put(session: &Session, header: &Header, buffers: Buffers<'_>) -> Result<bool, Errno> {
+    let _lock = Held::new(&session.slot.wishes.writing);
+    for closed in [false, true] {
+        let mut writer = session.writer()?;
+        let whole = record_len(header.len);
+        if writer.space() >= whole {
+            let bytes = header.to_bytes();
+            let head = crate::vectors::buffer(bytes.as_ptr().cast(), bytes.len());
+            // SAFETY: a header of ours, and the program's buffers, as the caller promises.
+            let done = unsafe {
+                let done = Buffers::one(&head).drain(0, writer.spans(bytes.len()));
+                done + buffers.drain(0, writer.spans(whole - bytes.len()))
+            };
+            // What is left of 8 bytes is whatever was there: nobody reads it.
+            let complete = done == bytes.len() + usize::from(header.len);
+            writer.commit(if complete { whole } else { 0 });
+            session.mark();
+            return Ok(complete);
+        }
+        if !closed {
+            session.close_gate();
+        }
+    }
+    session.mark();
+    Ok(false)
+}
+
+/// Length of the next datagram, 0 without one.
+pub(crate) fn next_len(session: &Session) -> Result<usize, Errno> {
+    let _lock = Held::new(&session.slot.wishes.reading);
+    let reader = session.reader()?;
+    let mut header = [0; HEADER_LEN];
+    let there = reader.peek(&mut header) == HEADER_LEN;
+    Ok(Header::from_bytes(&header).filter(|_| there).map_or(0, |header| header.len.into()))
+}

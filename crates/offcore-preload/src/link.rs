@@ -1,0 +1,329 @@
+//! The process's link to the stack: its socket, the pages that both sides share, and the segments.
+//!
+//! A process links itself when it first needs the stack. A forked child has its parent's descriptors and mappings, but must
+//! not be taken for its parent: the page that says who this process is, is zeros in a child, and the child introduces itself
+//! over the socket that it has inherited. That works where it could not connect any more, after a change of user or root.
+
+mod exchange;
+
+use core::ffi::c_int;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use offcore_session::control::{Control, Owner, Processes};
+use offcore_session::message::{Answer, Call, Question};
+use offcore_session::{Segments, place::SEGMENT};
+
+use crate::environment;
+use crate::sys::{self, Errno};
+use crate::table::{self, Entry, Kind};
+use exchange::Received;
+pub(crate) use exchange::{receive, rights};
+
+/// Segments of an application, at most.
+const MOST: usize = 64;
+
+/// What is this process's alone: a page that is zeros in a forked child.
+#[repr(C)]
+struct Own {
+    /// This process in locks; 0 when it is not linked.
+    owner: AtomicU32,
+    pid: AtomicU32,
+    /// Held while the socket is in use.
+    lock: AtomicU32,
+    /// Held while what epoll sets have is looked at.
+    registrations: AtomicU32,
+}
+
+static OWN: AtomicPtr<Own> = AtomicPtr::new(ptr::null_mut());
+/// The socket, and the event that wakes the stack; -1 for none.
+static SOCKET: AtomicI32 = AtomicI32::new(-1);
+static EVENT: AtomicI32 = AtomicI32::new(-1);
+static CONTROL: AtomicPtr<Control> = AtomicPtr::new(ptr::null_mut());
+static PROCESSES: AtomicPtr<Processes> = AtomicPtr::new(ptr::null_mut());
+static GATE: AtomicU32 = AtomicU32::new(1);
+static SEGMENTS: [(AtomicPtr<u8>, AtomicUsize); MOST] =
+    [const { (AtomicPtr::new(ptr::null_mut()), AtomicUsize::new(0)) }; MOST];
+/// There is a stack to link to.
+static USED: AtomicBool = AtomicBool::new(false);
+
+/// The segments of this process's application.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mapped;
+
+// SAFETY: segments are never unmapped.
+unsafe impl Segments for Mapped {
+    #[inline]
+    fn segment(&self, number: usize) -> Option<(NonNull<u8>, usize)> {
+        let (address, len) = SEGMENTS.get(number)?;
+        Some((NonNull::new(address.load(Ordering::Acquire))?, len.load(Ordering::Relaxed)))
+    }
+}
+
+/// Called once, before the program begins.
+pub(crate) fn begin() {
+    let Ok(page) = sys::map(-1, 4096, true) else { return };
+    // Without it a child would be taken for its parent.
+    if sys::wipe_on_fork(page, 4096).is_ok() {
+        OWN.store(page.cast(), Ordering::Release);
+        USED.store(true, Ordering::Release);
+    }
+}
+
+/// Whether there is a stack to link to.
+#[inline]
+pub(crate) fn is_used() -> bool {
+    USED.load(Ordering::Relaxed)
+}
+
+fn own() -> Option<&'static Own> {
+    // SAFETY: null, or a page that is mapped for ever and has no bytes but atomics, zeros at first.
+    unsafe { OWN.load(Ordering::Acquire).as_ref() }
+}
+
+/// This process as it stands in locks. Where it cannot be linked any more its locks are as those of a process that is gone.
+#[inline]
+pub(crate) fn owner() -> u32 {
+    let linked = own().map_or(0, |own| own.owner.load(Ordering::Relaxed));
+    if linked != 0 { linked } else { link_late() }
+}
+
+#[cold]
+fn link_late() -> u32 {
+    let _ = ensure();
+    let linked = own().map_or(0, |own| own.owner.load(Ordering::Relaxed));
+    if linked != 0 { linked } else { u32::MAX >> 1 }
+}
+
+/// Whether the holder of a lock lives.
+pub(crate) fn lives(owner: Owner) -> bool {
+    // SAFETY: null, or pages that are mapped for ever and have no bytes but atomics.
+    unsafe { PROCESSES.load(Ordering::Acquire).as_ref() }.is_some_and(|processes| processes.lives(owner))
+}
+
+/// Whether this is the process that was linked, and not its child by `vfork`, which shares its memory.
+pub(crate) fn is_self() -> bool {
+    own().is_none_or(|own| own.pid.load(Ordering::Relaxed) == sys::pid())
+}
+
+/// Bytes that close a gate.
+pub(crate) fn gate() -> u32 {
+    GATE.load(Ordering::Relaxed)
+}
+
+/// The library's own descriptors: the program must not close them.
+pub(crate) fn is_own(fd: c_int) -> bool {
+    fd >= 0 && (fd == SOCKET.load(Ordering::Relaxed) || fd == EVENT.load(Ordering::Relaxed))
+}
+
+/// The library's own descriptors, the lower one first.
+pub(crate) fn own_descriptors() -> impl Iterator<Item = c_int> {
+    let (socket, event) = (SOCKET.load(Ordering::Relaxed), EVENT.load(Ordering::Relaxed));
+    [socket.min(event), socket.max(event)].into_iter().filter(|fd| *fd >= 0)
+}
+
+/// The program wants the number of one of the library's own descriptors. Whether it has been moved.
+pub(crate) fn move_away(fd: c_int) -> bool {
+    let Some(own) = own() else { return false };
+    let _signals = sys::Blocked::new();
+    let _lock = Held::new(&own.lock);
+    let Ok(moved) = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, exchange::AWAY) else { return false };
+    for this in [&SOCKET, &EVENT] {
+        let _ = this.compare_exchange(fd, moved as c_int, Ordering::AcqRel, Ordering::Relaxed);
+    }
+    true
+}
+
+fn control() -> Option<&'static Control> {
+    // SAFETY: null, or pages that are mapped for ever and have no bytes but atomics.
+    unsafe { CONTROL.load(Ordering::Acquire).as_ref() }
+}
+
+/// Marks a session, and wakes the stack if it sleeps.
+#[inline]
+pub(crate) fn mark(number: u32) {
+    let Some(control) = control() else { return };
+    control.mark(number);
+    if control.ring() {
+        sys::wake(EVENT.load(Ordering::Relaxed));
+    }
+}
+
+/// Has the stack look at its sockets.
+pub(crate) fn look() {
+    let Some(control) = control() else { return };
+    control.look();
+    if control.ring() {
+        sys::wake(EVENT.load(Ordering::Relaxed));
+    }
+}
+
+/// Links this process, if it is not.
+pub(crate) fn ensure() -> Result<(), Errno> {
+    let own = own().ok_or(libc::ENETDOWN)?;
+    if own.owner.load(Ordering::Acquire) != 0 {
+        return Ok(());
+    }
+    let _signals = sys::Blocked::new();
+    let _lock = Held::new(&own.lock);
+    if own.owner.load(Ordering::Acquire) != 0 {
+        return Ok(());
+    }
+    let inherited = SOCKET.load(Ordering::Relaxed);
+    let welcome = if inherited >= 0 { exchange::fork(inherited) } else { Err(libc::EBADF) };
+    // Where the parent's stack is gone there may be another one.
+    let (socket, received) = welcome.or_else(|_| exchange::connect())?;
+    take(own, socket, received, inherited)
+}
+
+/// The stack has welcomed this process.
+fn take(own: &Own, socket: c_int, received: Received, inherited: c_int) -> Result<(), Errno> {
+    let Received { welcome, descriptors, .. } = received;
+    let [control, processes, event, segments @ ..] = descriptors.as_slice() else {
+        descriptors.close();
+        let _ = sys::close(socket);
+        return Err(libc::EPROTO);
+    };
+    let known = welcome.key == environment::key();
+    if !known || CONTROL.load(Ordering::Relaxed).is_null() {
+        // Another application than before: what this process has of the old one is dead.
+        forget_sessions();
+        let control = sys::map(*control, size_of::<Control>(), true)?;
+        let processes = sys::map(*processes, size_of::<Processes>(), false)?;
+        CONTROL.store(control.cast(), Ordering::Release);
+        PROCESSES.store(processes.cast(), Ordering::Release);
+        map_segments(0, segments);
+        let old = EVENT.swap(exchange::away(*event), Ordering::AcqRel);
+        if old >= 0 {
+            let _ = sys::close(old);
+        }
+    } else {
+        map_segments(0, segments);
+    }
+    descriptors.close();
+    GATE.store(welcome.gate.clamp(1, 64), Ordering::Relaxed);
+    environment::set_key(&welcome.key);
+    let socket = if inherited >= 0 { exchange::replace(socket, inherited) } else { exchange::away(socket) };
+    SOCKET.store(socket, Ordering::Release);
+    own.pid.store(sys::pid(), Ordering::Relaxed);
+    own.owner.store(welcome.owner, Ordering::Release);
+    Ok(())
+}
+
+/// Sessions of a stack that is gone stay sockets whose other end is closed.
+fn forget_sessions() {
+    for (fd, entry) in table::all(table::DESCRIPTORS) {
+        if matches!(entry.kind, Kind::Stream | Kind::Datagrams) {
+            table::set(fd, Some(Entry { kind: Kind::Dead, ..entry }));
+        }
+    }
+    for (address, _) in &SEGMENTS {
+        address.store(ptr::null_mut(), Ordering::Release);
+    }
+}
+
+/// Maps segments that are not mapped, from number `first` on.
+fn map_segments(first: usize, descriptors: &[c_int]) {
+    for (fd, (address, mapped)) in descriptors.iter().zip(SEGMENTS.iter().skip(first)) {
+        let len = sys::file_len(*fd).filter(|len| *len <= SEGMENT);
+        if let Some(len) = len
+            && address.load(Ordering::Acquire).is_null()
+            && let Ok(at) = sys::map(*fd, len, true)
+        {
+            mapped.store(len, Ordering::Relaxed);
+            address.store(at, Ordering::Release);
+        }
+    }
+}
+
+/// Maps what the stack has added, until the place is mapped. Whether it is.
+#[cold]
+pub(crate) fn map_more(place: u32) -> bool {
+    let there = |number: usize| Mapped.segment(number).is_some();
+    let wanted = place as usize / (SEGMENT / offcore_session::slot::SLOT);
+    let mapped = (0..MOST).take_while(|number| there(*number)).count();
+    if mapped <= wanted {
+        more_segments(mapped);
+    }
+    there(wanted)
+}
+
+/// Maps what the stack has added beyond the first `mapped` segments.
+fn more_segments(mapped: usize) {
+    if let Ok((_, descriptors)) = ask(&Question::new(Call::Segments, mapped as u32, 0), &[]) {
+        map_segments(mapped, descriptors.as_slice());
+        descriptors.close();
+    }
+}
+
+/// Maps what the stack has added since the last time.
+#[cold]
+pub(crate) fn map_all() {
+    more_segments((0..MOST).take_while(|number| Mapped.segment(*number).is_some()).count());
+}
+
+/// Asks the stack, with descriptors. The caller closes or keeps those of the answer; an error of the stack's is an error.
+pub(crate) fn ask(
+    question: &Question,
+    descriptors: &[c_int],
+) -> Result<(Answer, exchange::Descriptors), Errno> {
+    // A stack that has been started again is found by the second try.
+    for _ in 0..2 {
+        ensure()?;
+        let own = own().ok_or(libc::ENETDOWN)?;
+        let _signals = sys::Blocked::new();
+        let _lock = Held::new(&own.lock);
+        let socket = SOCKET.load(Ordering::Relaxed);
+        match exchange::ask(socket, question, descriptors, look) {
+            Ok((answer, received)) if answer.error == 0 => return Ok((answer, received)),
+            Ok((answer, received)) => {
+                received.close();
+                return Err(answer.error as Errno);
+            }
+            Err(_) => unlink(own, socket),
+        }
+    }
+    Err(libc::ENETDOWN)
+}
+
+/// The stack is gone.
+fn unlink(own: &Own, socket: c_int) {
+    own.owner.store(0, Ordering::Release);
+    SOCKET.store(-1, Ordering::Release);
+    let _ = sys::close(socket);
+}
+
+/// The stack's process, as the socket to it shows it.
+pub(crate) fn peer() -> Option<libc::ucred> {
+    peer_of(SOCKET.load(Ordering::Relaxed))
+}
+
+/// Whose process has made the other end of a Unix socket.
+pub(crate) fn peer_of(fd: c_int) -> Option<libc::ucred> {
+    let zero = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    sys::socket_option(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, zero)
+}
+
+/// The lock of what epoll sets have.
+pub(crate) fn registrations() -> Option<Held<'static>> {
+    own().map(|own| Held::new(&own.registrations))
+}
+
+/// A lock of one process's threads. A child has it open, whoever of its parent's threads had it.
+pub(crate) struct Held<'a>(&'a AtomicU32);
+
+impl<'a> Held<'a> {
+    fn new(word: &'a AtomicU32) -> Self {
+        while word.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            sys::futex_wait(word.as_ptr(), 1);
+        }
+        Self(word)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+        sys::futex_wake(self.0.as_ptr());
+    }
+}

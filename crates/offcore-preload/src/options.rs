@@ -1,0 +1,211 @@
+//! Options of sessions, as `getsockopt` and `setsockopt` have them.
+//!
+//! What concerns waiting (`SO_RCVTIMEO`, `SO_SNDTIMEO`) is the kernel's, on the session's end. What the stack is to know lies
+//! in the slot. What makes no difference here is accepted, as it is to programs' advantage that calls which cannot fail do
+//! not fail.
+
+use core::ffi::{c_int, c_void};
+use core::mem;
+use core::ptr;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use libc::socklen_t;
+use offcore_session::message::{Call, Question};
+use offcore_session::slot::{state, wish};
+
+use crate::link;
+use crate::real;
+use crate::session::Session;
+use crate::sys::Errno;
+
+/// What buffers are said to have: what the stack lets a program write ahead, and leaves unread, at first.
+const BUFFER: c_int = 256 << 10;
+
+/// A value that is read from the program.
+///
+/// # Safety
+/// `value` is of `len` bytes, or null.
+unsafe fn read<T: Copy>(value: *const c_void, len: socklen_t) -> Result<T, Errno> {
+    if value.is_null() || (len as usize) < size_of::<T>() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: as long, as checked; the types are the kernel's structures of numbers.
+    Ok(unsafe { value.cast::<T>().read_unaligned() })
+}
+
+/// Gives the program a value, as long as it has room for.
+///
+/// # Safety
+/// `to` is of `*len` bytes.
+unsafe fn give<T: Copy>(value: T, to: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
+    if to.is_null() || len.is_null() {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        if (*len as i32) < 0 {
+            return Err(libc::EINVAL);
+        }
+        let room = (*len as usize).min(size_of::<T>());
+        // copy-ok: an option
+        ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), to.cast(), room);
+        *len = room as socklen_t;
+    }
+    Ok(())
+}
+
+/// `setsockopt`.
+///
+/// # Safety
+/// `value` is of `len` bytes.
+pub(crate) unsafe fn set(
+    session: &Session,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> Result<(), Errno> {
+    let wishes = &session.slot.wishes;
+    // SAFETY: the caller's promise.
+    let number = || unsafe { read::<c_int>(value, len) };
+    let count = |word: &AtomicU32, most: c_int| {
+        let number = number()?;
+        if !(1..=most).contains(&number) {
+            return Err(libc::EINVAL);
+        }
+        word.store(number as u32, Ordering::Relaxed);
+        if session.wants(wish::KEEP_ALIVE) {
+            session.mark();
+        }
+        Ok(())
+    };
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => session.wish(wish::KEEP_ALIVE, number()? != 0),
+        (libc::SOL_SOCKET, libc::SO_LINGER) => {
+            // SAFETY: the caller's promise.
+            let linger = unsafe { read::<libc::linger>(value, len) }?;
+            session.wish(wish::RESET, linger.l_onoff != 0 && linger.l_linger == 0);
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
+            // SAFETY: the caller's promise.
+            let done = unsafe { real::setsockopt(session.fd, level, name, value, len) };
+            // SAFETY: the address of this thread's `errno`.
+            return if done < 0 { Err(unsafe { *libc::__errno_location() }) } else { Ok(()) };
+        }
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => return Err(libc::EOPNOTSUPP),
+        (libc::SOL_SOCKET, libc::SO_TYPE | libc::SO_ERROR | libc::SO_ACCEPTCONN) => {
+            return Err(libc::ENOPROTOOPT);
+        }
+        (libc::SOL_SOCKET, _) => drop(number()?),
+        (libc::IPPROTO_TCP, _) if session.is_datagrams() => return Err(libc::ENOPROTOOPT),
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => session.wish(wish::NO_DELAY, number()? != 0),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => return count(&wishes.keep_idle, 32_767),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => return count(&wishes.keep_interval, 32_767),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => return count(&wishes.keep_count, 127),
+        (
+            libc::IPPROTO_TCP,
+            libc::TCP_CORK
+            | libc::TCP_QUICKACK
+            | libc::TCP_DEFER_ACCEPT
+            | libc::TCP_USER_TIMEOUT
+            | libc::TCP_FASTOPEN
+            | libc::TCP_MAXSEG
+            | libc::TCP_SYNCNT
+            | libc::TCP_LINGER2
+            | libc::TCP_WINDOW_CLAMP
+            | libc::TCP_NOTSENT_LOWAT,
+        ) => drop(number()?),
+        (libc::IPPROTO_TCP, libc::TCP_CONGESTION) if len > 0 => {}
+        (libc::IPPROTO_IP | libc::IPPROTO_IPV6, _) => {}
+        _ => return Err(libc::ENOPROTOOPT),
+    }
+    Ok(())
+}
+
+/// `getsockopt`.
+///
+/// # Safety
+/// `to` is of `*len` bytes.
+pub(crate) unsafe fn get(
+    session: &Session,
+    level: c_int,
+    name: c_int,
+    to: *mut c_void,
+    len: *mut socklen_t,
+) -> Result<(), Errno> {
+    let wishes = &session.slot.wishes;
+    let wants = |bit| c_int::from(session.wants(bit));
+    let kept = |word: &AtomicU32, usual: c_int| match word.load(Ordering::Relaxed) {
+        0 => usual,
+        kept => kept as c_int,
+    };
+    let number = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_TYPE) if session.is_datagrams() => libc::SOCK_DGRAM,
+        (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) if session.entry.v6 => libc::AF_INET6,
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) => libc::AF_INET,
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) if session.is_datagrams() => libc::IPPROTO_UDP,
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => libc::IPPROTO_TCP,
+        (libc::SOL_SOCKET, libc::SO_ERROR) => {
+            let mut error: c_int = 0;
+            let mut size = size_of::<c_int>() as socklen_t;
+            // What `poll` shows of it ends, too.
+            // SAFETY: both live until the call returns.
+            unsafe { real::getsockopt(session.fd, level, name, (&raw mut error).cast(), &raw mut size) };
+            session.take_error().unwrap_or(0)
+        }
+        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => c_int::from(session.slot.state() == state::LISTENING),
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => wants(wish::KEEP_ALIVE),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => BUFFER,
+        (libc::SOL_SOCKET, libc::SO_REUSEADDR) => 1,
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => 1,
+        (libc::SOL_SOCKET, libc::SO_LINGER) => {
+            let linger = libc::linger { l_onoff: wants(wish::RESET), l_linger: 0 };
+            // SAFETY: the caller's promise.
+            return unsafe { give(linger, to, len) };
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | libc::SO_INCOMING_CPU) => {
+            // SAFETY: the caller's promise.
+            let done = unsafe { real::getsockopt(session.fd, level, name, to, len) };
+            // SAFETY: the address of this thread's `errno`.
+            return if done < 0 { Err(unsafe { *libc::__errno_location() }) } else { Ok(()) };
+        }
+        (libc::SOL_SOCKET, libc::SO_PEERCRED) => return Err(libc::ENOPROTOOPT),
+        (libc::SOL_SOCKET, _) => 0,
+        (libc::IPPROTO_TCP, _) if session.is_datagrams() => return Err(libc::ENOPROTOOPT),
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => wants(wish::NO_DELAY),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => kept(&wishes.keep_idle, 7200),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => kept(&wishes.keep_interval, 75),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => kept(&wishes.keep_count, 9),
+        // SAFETY: the caller's promise.
+        (libc::IPPROTO_TCP, libc::TCP_INFO) => return unsafe { give(info(session)?, to, len) },
+        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => info(session)?.tcpi_snd_mss as c_int,
+        (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+            // SAFETY: the caller's promise.
+            return unsafe { give(*b"cubic\0\0\0\0\0\0\0\0\0\0\0", to, len) };
+        }
+        (libc::IPPROTO_TCP, _) | (libc::IPPROTO_IP | libc::IPPROTO_IPV6, _) => 0,
+        _ => return Err(libc::ENOPROTOOPT),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { give(number, to, len) }
+}
+
+/// `TCP_INFO`, as far as the stack tells.
+fn info(session: &Session) -> Result<libc::tcp_info, Errno> {
+    // SAFETY: a structure of numbers.
+    let mut info: libc::tcp_info = unsafe { mem::zeroed() };
+    let number = session.slot.identity.number.load(Ordering::Relaxed);
+    let (answer, received) = link::ask(&Question::new(Call::Info, number, 0), &[])?;
+    received.close();
+    let [state, rto, snd_mss, rcv_mss, unacked, rtt, rttvar, cwnd, ssthresh, retransmitted] = answer.info;
+    info.tcpi_state = state as u8;
+    info.tcpi_rto = rto;
+    (info.tcpi_snd_mss, info.tcpi_rcv_mss, info.tcpi_advmss) = (snd_mss, rcv_mss, rcv_mss);
+    info.tcpi_unacked = unacked;
+    (info.tcpi_rtt, info.tcpi_rttvar) = (rtt, rttvar);
+    (info.tcpi_snd_cwnd, info.tcpi_snd_ssthresh) = (cwnd, ssthresh);
+    info.tcpi_total_retrans = retransmitted;
+    info.tcpi_pmtu = snd_mss + 40;
+    Ok(info)
+}

@@ -1,0 +1,95 @@
+//! libc's own functions, for what is no session's.
+//!
+//! They are looked up once, when the library is loaded: a look-up takes locks and may ask for memory. A function that is
+//! called before that, or that libc does not have, fails with `ENOSYS`.
+
+use core::ffi::{CStr, c_int, c_void};
+use core::mem::transmute_copy;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use libc::{c_uint, c_ulong, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+
+use crate::sys;
+
+macro_rules! real {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $ret:ty;)*) => {
+        #[allow(non_upper_case_globals, reason = "named as the functions")]
+        mod address {
+            use super::AtomicUsize;
+            $(pub(super) static $name: AtomicUsize = AtomicUsize::new(0);)*
+        }
+
+        $(
+            /// libc's.
+            ///
+            /// # Safety
+            /// As libc's function has it.
+            pub(crate) unsafe fn $name($($arg: $type),*) -> $ret {
+                let address = address::$name.load(Ordering::Relaxed);
+                if address == 0 {
+                    sys::set_errno(libc::ENOSYS);
+                    return -1;
+                }
+                // SAFETY: the address of a function of that type.
+                let function: unsafe extern "C" fn($($type),*) -> $ret = unsafe { transmute_copy(&address) };
+                // SAFETY: the caller's promise.
+                unsafe { function($($arg),*) }
+            }
+        )*
+
+        /// Looks all of them up.
+        pub(crate) fn find() {
+            $(
+                let name = concat!(stringify!($name), "\0").as_bytes();
+                if let Ok(name) = CStr::from_bytes_with_nul(name) {
+                    // SAFETY: a name; what comes behind this library in the order of look-up is libc, or what wraps it.
+                    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+                    address::$name.store(found as usize, Ordering::Relaxed);
+                }
+            )*
+        }
+    };
+}
+
+real! {
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    fn listen(fd: c_int, backlog: c_int) -> c_int;
+    fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t;
+    fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t;
+    fn preadv2(fd: c_int, to: *const iovec, count: c_int, position: off_t, flags: c_int) -> ssize_t;
+    fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
+    fn recvfrom(fd: c_int, to: *mut c_void, len: size_t, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> ssize_t;
+    fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -> ssize_t;
+    fn recvmmsg(fd: c_int, headers: *mut mmsghdr, count: c_uint, flags: c_int, time: *mut timespec) -> c_int;
+    fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t;
+    fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t;
+    fn pwritev2(fd: c_int, from: *const iovec, count: c_int, position: off_t, flags: c_int) -> ssize_t;
+    fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    fn sendto(fd: c_int, from: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t;
+    fn sendmsg(fd: c_int, header: *const msghdr, flags: c_int) -> ssize_t;
+    fn sendmmsg(fd: c_int, headers: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    fn sendfile(to: c_int, from: c_int, position: *mut off_t, count: size_t) -> ssize_t;
+    fn splice(from: c_int, from_position: *mut off_t, to: c_int, to_position: *mut off_t, len: size_t, flags: c_uint) -> ssize_t;
+    fn shutdown(fd: c_int, how: c_int) -> c_int;
+    fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
+    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
+    fn sockatmark(fd: c_int) -> c_int;
+    fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int;
+    fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
+    fn close(fd: c_int) -> c_int;
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    fn dup(fd: c_int) -> c_int;
+    fn dup2(from: c_int, to: c_int) -> c_int;
+    fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
+    fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut libc::epoll_event) -> c_int;
+    fn execve(path: *const libc::c_char, arguments: *const *const libc::c_char, environment: *const *const libc::c_char) -> c_int;
+    fn execvpe(path: *const libc::c_char, arguments: *const *const libc::c_char, environment: *const *const libc::c_char) -> c_int;
+    fn posix_spawn(pid: *mut libc::pid_t, path: *const libc::c_char, actions: *const libc::posix_spawn_file_actions_t, attributes: *const libc::posix_spawnattr_t, arguments: *const *const libc::c_char, environment: *const *const libc::c_char) -> c_int;
+    fn posix_spawnp(pid: *mut libc::pid_t, path: *const libc::c_char, actions: *const libc::posix_spawn_file_actions_t, attributes: *const libc::posix_spawnattr_t, arguments: *const *const libc::c_char, environment: *const *const libc::c_char) -> c_int;
+    fn fexecve(fd: c_int, arguments: *const *const libc::c_char, environment: *const *const libc::c_char) -> c_int;
+}

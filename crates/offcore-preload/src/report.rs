@@ -1,0 +1,67 @@
+//! What the library says to people, on standard error: each of it once in a process.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use offcore_session::message::VERSION;
+
+use crate::environment;
+use crate::sys::{self, Errno};
+
+/// A number in decimal digits.
+struct Digits([u8; 10], usize);
+
+impl Digits {
+    fn new(mut number: u32) -> Self {
+        let mut digits = Self([0; 10], 10);
+        loop {
+            digits.1 -= 1;
+            digits.0[digits.1] = b'0' + (number % 10) as u8;
+            number /= 10;
+            if number == 0 {
+                return digits;
+            }
+        }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.0[self.1..]
+    }
+}
+
+fn once(said: &AtomicBool, parts: &[&[u8]]) {
+    if !said.swap(true, Ordering::Relaxed) {
+        sys::print(parts);
+    }
+}
+
+/// The stack cannot be reached.
+pub(crate) fn no_stack(error: Errno) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let why: &[u8] = match error {
+        libc::ECONNREFUSED | libc::ENOENT => b"nobody serves it: start `offcore tcp ... --serve PATH`\n",
+        libc::EACCES | libc::EPERM => b"this user may not: see --allow-uid of `offcore tcp`\n",
+        libc::EPROTO => return,
+        _ => b"errno ",
+    };
+    let number = Digits::new(error as u32);
+    let rest: &[&[u8]] = if why.ends_with(b"\n") { &[] } else { &[number.as_bytes(), b"\n"] };
+    let mut parts: [&[u8]; 6] = [b"offcore: no stack at ", environment::stack(), b": ", why, b"", b""];
+    parts[4..4 + rest.len()].copy_from_slice(rest); // copy-ok: references
+    once(&SAID, &parts);
+}
+
+/// The stack is of another version.
+pub(crate) fn other_version(found: u32) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let (found, ours) = (Digits::new(found), Digits::new(VERSION));
+    let parts: [&[u8]; 7] = [
+        b"offcore: the stack at ",
+        environment::stack(),
+        b" speaks version ",
+        found.as_bytes(),
+        b", this library version ",
+        ours.as_bytes(),
+        b": use both of one build\n",
+    ];
+    once(&SAID, &parts);
+}

@@ -1,0 +1,203 @@
+//! A session of this process's: what a descriptor stands for.
+
+use core::ffi::c_int;
+use core::sync::atomic::Ordering;
+
+use offcore_session::slot::{Slot, flags, state, wish};
+use offcore_session::{Place, Segments, app};
+
+use crate::link::{self, Mapped};
+use crate::sys::{self, Errno};
+use crate::table::{self, Entry, GENERATION, Kind};
+
+/// What a call is about.
+pub(crate) enum Target {
+    /// The kernel has it.
+    Kernel,
+    /// The kernel has it, and it may become a session.
+    Undecided(Entry),
+    /// The stack has it.
+    Session(Session),
+    /// A stack had it that is gone.
+    Dead,
+}
+
+/// A descriptor and its session.
+#[derive(Clone, Copy)]
+pub(crate) struct Session {
+    pub(crate) fd: c_int,
+    pub(crate) entry: Entry,
+    pub(crate) place: Place,
+    pub(crate) slot: &'static Slot,
+}
+
+/// What `fd` is.
+#[inline]
+pub(crate) fn find(fd: c_int) -> Target {
+    match table::get(fd) {
+        None => Target::Kernel,
+        Some(entry) => of_entry(fd, entry),
+    }
+}
+
+#[inline]
+fn of_entry(fd: c_int, entry: Entry) -> Target {
+    match entry.kind {
+        Kind::OpenStream | Kind::OpenDatagrams => Target::Undecided(entry),
+        Kind::Dead => Target::Dead,
+        Kind::Stream | Kind::Datagrams => Session::new(fd, entry).map_or(Target::Kernel, Target::Session),
+    }
+}
+
+/// The session that `fd` is; `None` when it is none.
+#[inline]
+pub(crate) fn get(fd: c_int) -> Option<Session> {
+    match find(fd) {
+        Target::Session(session) => Some(session),
+        _ => None,
+    }
+}
+
+impl Session {
+    #[inline]
+    fn new(fd: c_int, entry: Entry) -> Option<Self> {
+        let place = entry.slot()?;
+        let slot = match Mapped.slot(place) {
+            Some(slot) => slot,
+            None => slot_of_more(place)?,
+        };
+        if slot.identity.generation.load(Ordering::Relaxed) & GENERATION != entry.generation {
+            // The session is over, and its descriptor was closed by a call that did not come here.
+            table::set(fd, None);
+            return None;
+        }
+        Some(Self { fd, entry, place, slot })
+    }
+
+    /// Tells those that get it otherwise than by a call here that the program's socket is of `AF_INET6`, if it is.
+    pub(crate) fn note_family(&self) {
+        if self.entry.v6 {
+            self.slot.wishes.told.fetch_or(wish::V6, Ordering::AcqRel);
+        }
+    }
+
+    /// Its entry, by what the slot says.
+    pub(crate) fn as_it_is(&self) -> Entry {
+        let identity = &self.slot.identity;
+        let datagrams = identity.kind.load(Ordering::Relaxed) == libc::SOCK_DGRAM as u32;
+        let kind = if datagrams { Kind::Datagrams } else { Kind::Stream };
+        let v6 = self.slot.wishes.told.load(Ordering::Relaxed) & wish::V6 != 0;
+        Entry { kind, v6, ..self.entry }
+    }
+
+    /// Marks it: the stack looks at it.
+    pub(crate) fn mark(&self) {
+        link::mark(self.slot.identity.number.load(Ordering::Relaxed));
+    }
+
+    pub(crate) fn is_datagrams(&self) -> bool {
+        self.entry.kind == Kind::Datagrams
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.slot.state() == state::OPEN
+    }
+
+    /// Whether it is over.
+    pub(crate) fn is_over(&self) -> bool {
+        self.slot.flags() & flags::OVER != 0
+    }
+
+    /// Whether a bit of what the application wants is set.
+    pub(crate) fn wants(&self, bit: u32) -> bool {
+        self.slot.wishes.options.load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// Sets or clears bits of what the application wants, and tells the stack.
+    pub(crate) fn wish(&self, bit: u32, on: bool) {
+        let options = &self.slot.wishes.options;
+        let before = if on {
+            options.fetch_or(bit, Ordering::AcqRel)
+        } else {
+            options.fetch_and(!bit, Ordering::AcqRel)
+        };
+        if before & bit != if on { bit } else { 0 } {
+            self.mark();
+        }
+    }
+
+    /// The error by which it is over, which is told once.
+    pub(crate) fn take_error(&self) -> Option<Errno> {
+        if !self.is_over() {
+            return None;
+        }
+        let error = self.slot.identity.error.load(Ordering::Relaxed);
+        let told = self.slot.wishes.told.fetch_or(wish::ERROR_TOLD, Ordering::AcqRel);
+        (error != 0 && told & wish::ERROR_TOLD == 0).then_some(error as Errno)
+    }
+
+    /// Whether calls do not wait.
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        sys::fcntl(self.fd, libc::F_GETFL, 0).is_ok_and(|flags| flags as c_int & libc::O_NONBLOCK != 0)
+    }
+
+    /// The side that reads. All of its memory that holds data is mapped.
+    pub(crate) fn reader(&self) -> Result<app::Reader<Mapped>, Errno> {
+        let reader = app::Reader::new(Mapped, self.place).ok_or(libc::EIO)?;
+        let there: usize = reader.spans().map(|span| span.len()).sum();
+        if there < reader.available() {
+            link::map_all();
+        }
+        Ok(reader)
+    }
+
+    /// The side that writes.
+    pub(crate) fn writer(&self) -> Result<app::Writer<Mapped>, Errno> {
+        app::Writer::new(Mapped, self.place).ok_or(libc::EIO)
+    }
+
+    /// Bytes that were written and not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> Result<usize, Errno> {
+        let (tail, edge) = self.slot.sent();
+        Ok(tail.saturating_sub(edge).min(i32::MAX as u64) as usize)
+    }
+
+    /// Takes the byte of the pair when there is nothing to be read. Whether the stack is to say again that there is.
+    pub(crate) fn settle(&self, reader: &app::Reader<Mapped>) {
+        if reader.available() > 0 || !self.slot.wake.is_announced() {
+            return;
+        }
+        if sys::receive_byte(self.fd, libc::MSG_DONTWAIT) == Ok(1) {
+            self.slot.wake.taken();
+            if reader.available() > 0 {
+                self.mark();
+            }
+        }
+    }
+
+    /// Waits until there may be something to read; an error is what the kernel says, `EAGAIN` of a descriptor that does not
+    /// wait. `false`: nothing comes any more.
+    pub(crate) fn wait_readable(&self) -> Result<bool, Errno> {
+        sys::receive_byte(self.fd, libc::MSG_PEEK).map(|bytes| bytes > 0)
+    }
+
+    /// Has `poll` no longer show that it can be written to. It is to be looked once more whether there is room, and the
+    /// session is to be marked, after this.
+    pub(crate) fn close_gate(&self) {
+        for _ in 0..link::gate() {
+            let _ = sys::send_byte(self.fd, libc::MSG_DONTWAIT);
+        }
+        self.slot.wake.want_room();
+    }
+
+    /// Waits until the gate has been opened. It is closed then; who returns without having closed it again is to want room.
+    pub(crate) fn wait_gate(&self) -> Result<(), Errno> {
+        while sys::send_byte(self.fd, libc::MSG_DONTWAIT).is_ok() {}
+        sys::send_byte(self.fd, 0).map(drop)
+    }
+}
+
+#[cold]
+fn slot_of_more(place: Place) -> Option<&'static Slot> {
+    if link::map_more(place.number()) { Mapped.slot(place) } else { None }
+}

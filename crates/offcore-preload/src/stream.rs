@@ -1,0 +1,310 @@
+//! Streams: what is received and sent.
+
+use core::ffi::c_int;
+use core::sync::atomic::Ordering;
+
+use libc::iovec;
+use offcore_session::slot::{flags, state, wish};
+
+use crate::session::Session;
+use crate::sys::{self, Errno};
+use crate::vectors::Buffers;
+
+/// Bytes read after which the stack is told: the peer may send as many more.
+const TELL_EVERY: u32 = 16 << 10;
+/// Bytes of a file that are read at once.
+const FILE_CHUNK: usize = 256 << 10;
+
+/// Receives as `recvmsg` does.
+///
+/// # Safety
+/// The buffers are the program's to be written.
+pub(crate) unsafe fn receive(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<usize, Errno> {
+    if how & libc::MSG_OOB != 0 {
+        return Err(libc::EINVAL);
+    }
+    if how & libc::MSG_ERRQUEUE != 0 {
+        return Err(libc::EAGAIN);
+    }
+    if !matches!(session.slot.state(), state::OPEN | state::CONNECTING) {
+        return Err(session.take_error().unwrap_or(libc::ENOTCONN));
+    }
+    let peek = how & libc::MSG_PEEK != 0;
+    let all = how & libc::MSG_WAITALL != 0 && !peek;
+    let (wanted, mut done) = (buffers.len(), 0);
+    loop {
+        // Looked at before the data: what comes before an end is there when the end is.
+        let (is_over, is_ended) = (session.is_over(), session.slot.flags() & flags::ENDED != 0);
+        // SAFETY: the caller's promise.
+        let (here, available) = unsafe { take(session, buffers, done, how) }?;
+        done += here;
+        if done > 0 && (done >= wanted || !all) || wanted == 0 && available {
+            return Ok(done);
+        }
+        if is_over || is_ended || session.wants(wish::NO_READ) {
+            return match session.take_error() {
+                Some(error) if done == 0 && !is_ended => Err(error),
+                _ => Ok(done),
+            };
+        }
+        if how & libc::MSG_DONTWAIT != 0 {
+            return if done > 0 { Ok(done) } else { Err(libc::EAGAIN) };
+        }
+        match session.wait_readable() {
+            Ok(true) => {}
+            // The stack tells the end before it shows it: without that it is gone.
+            Ok(false) if session.slot.flags() & (flags::ENDED | flags::OVER) != 0 => {}
+            Err(libc::ECONNRESET) if session.is_over() => {}
+            Ok(false) => return Ok(done),
+            Err(_) if done > 0 => return Ok(done),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Takes what there is, from byte `skip` of the buffers on: how much, and whether there was anything.
+///
+/// # Safety
+/// The buffers are the program's to be written.
+unsafe fn take(
+    session: &Session,
+    buffers: Buffers<'_>,
+    skip: usize,
+    how: c_int,
+) -> Result<(usize, bool), Errno> {
+    let wishes = &session.slot.wishes;
+    let _lock = crate::lock::Held::new(&wishes.reading);
+    let mut reader = session.reader()?;
+    let available = reader.available();
+    let len = if how & libc::MSG_TRUNC != 0 {
+        available.min(buffers.len() - skip)
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { buffers.fill(skip, reader.spans()) }
+    };
+    if how & libc::MSG_PEEK == 0 {
+        if len > 0 {
+            reader.consume(len);
+            tell_consumed(session, len);
+        }
+        session.settle(&reader);
+    } else if available == 0 {
+        session.settle(&reader);
+    }
+    Ok((len, available > 0))
+}
+
+/// Tells the stack of what was read, now and then.
+fn tell_consumed(session: &Session, len: usize) {
+    let untold = &session.slot.wishes.untold;
+    let now = untold.load(Ordering::Relaxed).saturating_add(len as u32);
+    if now < TELL_EVERY {
+        untold.store(now, Ordering::Relaxed);
+    } else {
+        untold.store(0, Ordering::Relaxed);
+        session.mark();
+    }
+}
+
+/// Where bytes come from.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    Buffers(Buffers<'a>),
+    /// A file, from a position on, or (-1) from where it is.
+    File(c_int, i64),
+}
+
+/// Sends as `sendmsg` does.
+///
+/// # Safety
+/// The buffers are the program's to be read.
+pub(crate) unsafe fn send(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<usize, Errno> {
+    if how & libc::MSG_ZEROCOPY != 0 || how & libc::MSG_OOB != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { send_from(session, Source::Buffers(buffers), buffers.len(), how) }
+}
+
+/// Sends as `sendfile` does: what the file has, from `position` on, or (-1) from where it is.
+pub(crate) fn send_file(session: &Session, file: c_int, position: i64, len: usize) -> Result<usize, Errno> {
+    // SAFETY: there are no buffers.
+    unsafe { send_from(session, Source::File(file, position), len, 0) }
+}
+
+/// # Safety
+/// Buffers are the program's to be read.
+unsafe fn send_from(session: &Session, source: Source<'_>, len: usize, how: c_int) -> Result<usize, Errno> {
+    let mut done = 0;
+    let mut nonblocking = (how & libc::MSG_DONTWAIT != 0).then_some(true);
+    loop {
+        let is_open = match may_send(session, how) {
+            Ok(is_open) => is_open,
+            Err(_) if done > 0 => return Ok(done),
+            Err(error) => return Err(error),
+        };
+        let mut ended = false;
+        if is_open {
+            // SAFETY: the caller's promise.
+            match unsafe { put(session, source, done, len) } {
+                Ok((here, end)) => (done, ended) = (done + here, end),
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => ended = true,
+            }
+        }
+        if done == len || ended {
+            return Ok(done);
+        }
+        if *nonblocking.get_or_insert_with(|| session.is_nonblocking()) {
+            return if done > 0 { Ok(done) } else { Err(libc::EAGAIN) };
+        }
+        let waited = session.wait_gate();
+        // The byte that has waited closes the gate again.
+        session.slot.wake.want_room();
+        match waited {
+            Ok(()) => session.mark(),
+            Err(_) if session.is_over() => {}
+            Err(_) if done > 0 => return Ok(done),
+            Err(libc::EPIPE) => return Err(broken(how)),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Whether the session can be written to; `false` while it connects.
+fn may_send(session: &Session, how: c_int) -> Result<bool, Errno> {
+    if session.wants(wish::END) {
+        return Err(broken(how));
+    }
+    if session.is_over() {
+        return Err(session.take_error().unwrap_or_else(|| broken(how)));
+    }
+    match session.slot.state() {
+        state::OPEN => Ok(true),
+        state::CONNECTING => Ok(false),
+        _ => Err(broken(how)),
+    }
+}
+
+/// What is written to nobody.
+fn broken(how: c_int) -> Errno {
+    if how & libc::MSG_NOSIGNAL == 0 {
+        sys::raise(libc::SIGPIPE);
+    }
+    libc::EPIPE
+}
+
+/// Writes as much as there is room for, from byte `skip` of `len` on. How much, and whether the source has no more. The gate
+/// is closed when that is not all.
+///
+/// # Safety
+/// Buffers are the program's to be read.
+unsafe fn put(
+    session: &Session,
+    source: Source<'_>,
+    skip: usize,
+    len: usize,
+) -> Result<(usize, bool), Errno> {
+    let mut done = 0;
+    let _lock = crate::lock::Held::new(&session.slot.wishes.writing);
+    loop {
+        // SAFETY: the caller's promise.
+        let (mut here, mut end) = unsafe { put_once(session, source, skip + done, len) }?;
+        done += here;
+        if skip + done < len && !end {
+            session.close_gate();
+            // SAFETY: the caller's promise.
+            (here, end) = unsafe { put_once(session, source, skip + done, len) }?;
+            done += here;
+        }
+        // With some more room there may be still more: the gate may have been opened for that.
+        if skip + done == len || end || here == 0 {
+            session.mark();
+            return Ok((done, end));
+        }
+    }
+}
+
+/// # Safety
+/// Buffers are the program's to be read.
+unsafe fn put_once(
+    session: &Session,
+    source: Source<'_>,
+    skip: usize,
+    len: usize,
+) -> Result<(usize, bool), Errno> {
+    let mut writer = session.writer()?;
+    let most = len - skip;
+    let result = match source {
+        Source::Buffers(buffers) => {
+            // SAFETY: the caller's promise; what spans give out is this writer's until it commits.
+            (unsafe { buffers.drain(skip, writer.spans(most)) }, Ok(false))
+        }
+        Source::File(file, position) => {
+            let position = if position < 0 { position } else { position + skip as i64 };
+            read_file(file, position, writer.spans(most.min(FILE_CHUNK)))
+        }
+    };
+    let (done, end) = result;
+    writer.commit(done);
+    match end {
+        Err(error) if done == 0 => Err(error),
+        _ => Ok((done, end.unwrap_or(true))),
+    }
+}
+
+/// Has the kernel read a file to shared memory: how much, and whether the file has ended.
+fn read_file<'s>(
+    file: c_int,
+    position: i64,
+    spans: impl Iterator<Item = offcore_session::Span<'s>>,
+) -> (usize, Result<bool, Errno>) {
+    let mut done = 0;
+    for span in spans {
+        let mut here = 0;
+        while here < span.len() {
+            let to = span.address().as_ptr().wrapping_add(here);
+            let to = iovec { iov_base: to.cast(), iov_len: span.len() - here };
+            let at = if position < 0 { position } else { position + done as i64 };
+            // SAFETY: the span is the writer's until it commits.
+            match unsafe { sys::read_at(file, to, at) } {
+                Ok(0) => return (done, Ok(true)),
+                Ok(read) => (here, done) = (here + read, done + read),
+                Err(error) => return (done, Err(error)),
+            }
+        }
+    }
+    (done, Ok(false))
+}
+
+/// Moves what was received to a pipe or file, as `splice` does.
+pub(crate) fn splice_out(session: &Session, to: c_int, len: usize, how: c_int) -> Result<usize, Errno> {
+    loop {
+        // SAFETY: no buffers; one byte that stays unread tells that there is something, or what there is instead.
+        let nothing = unsafe { receive(session, Buffers::new(core::ptr::null(), 0)?, how) }?;
+        let _lock = crate::lock::Held::new(&session.slot.wishes.reading);
+        let mut reader = session.reader()?;
+        let Some(span) = reader.spans().next() else {
+            if session.is_over() || session.slot.flags() & flags::ENDED != 0 {
+                return Ok(nothing);
+            }
+            continue;
+        };
+        let from = iovec { iov_base: span.address().as_ptr().cast(), iov_len: span.len().min(len) };
+        // SAFETY: bytes that were received; nobody writes them until they are consumed.
+        let written = unsafe { sys::write(to, from) }?;
+        reader.consume(written);
+        tell_consumed(session, written);
+        session.settle(&reader);
+        return Ok(written);
+    }
+}
+
+/// Sends what a pipe has, as `splice` does: what is there, and not all of `len`.
+pub(crate) fn splice_in(session: &Session, from: c_int, len: usize, how: c_int) -> Result<usize, Errno> {
+    let mut there: c_int = 0;
+    // What a pipe has not yet is waited for, so that it is known how much to take.
+    sys::wait_for_input(from, how & libc::MSG_DONTWAIT == 0)?;
+    sys::readable(from, &mut there)?;
+    send_file(session, from, -1, len.min(there.max(0) as usize))
+}

@@ -1,0 +1,310 @@
+//! System calls of the library's own, and `errno`.
+//!
+//! They do not go through libc: its functions are the ones that this library replaces, and may be replaced by others.
+
+use core::arch::asm;
+use core::ffi::c_int;
+use core::ptr;
+
+use libc::{c_long, c_void, iovec, msghdr};
+
+/// An `errno`.
+pub(crate) type Errno = c_int;
+
+/// A system call; a negative result is a negated `errno`.
+///
+/// # Safety
+/// What the call does with the arguments.
+#[inline]
+pub(crate) unsafe fn call(number: c_long, args: [usize; 6]) -> isize {
+    let result: isize;
+    // SAFETY: the kernel's calling convention; the rest is the caller's promise.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") args[0],
+            in("rsi") args[1],
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
+            in("r9") args[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack)
+        );
+    }
+    result
+}
+
+/// What a call returned.
+fn result(value: isize) -> Result<usize, Errno> {
+    if value < 0 { Err(-value as Errno) } else { Ok(value as usize) }
+}
+
+/// Calls that take numbers only, or nothing that could break memory.
+fn numbers(number: c_long, args: [usize; 6]) -> Result<usize, Errno> {
+    // SAFETY: callers pass no addresses.
+    result(unsafe { call(number, args) })
+}
+
+/// Sets `errno`.
+pub(crate) fn set_errno(errno: Errno) {
+    // SAFETY: the address of this thread's `errno`.
+    unsafe { *libc::__errno_location() = errno }
+}
+
+/// What a function of libc returns: -1 and `errno` for an error.
+pub(crate) fn returned(result: Result<usize, Errno>) -> isize {
+    match result {
+        Ok(value) => value as isize,
+        Err(errno) => {
+            set_errno(errno);
+            -1
+        }
+    }
+}
+
+/// The same as an `int`.
+pub(crate) fn returned_int(result: Result<usize, Errno>) -> c_int {
+    returned(result) as c_int
+}
+
+pub(crate) fn close(fd: c_int) -> Result<usize, Errno> {
+    numbers(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0])
+}
+
+pub(crate) fn dup3(from: c_int, to: c_int, flags: c_int) -> Result<usize, Errno> {
+    numbers(libc::SYS_dup3, [from as usize, to as usize, flags as usize, 0, 0, 0])
+}
+
+/// `fcntl` with a number for an argument.
+pub(crate) fn fcntl(fd: c_int, command: c_int, argument: usize) -> Result<usize, Errno> {
+    numbers(libc::SYS_fcntl, [fd as usize, command as usize, argument, 0, 0, 0])
+}
+
+pub(crate) fn shutdown(fd: c_int, how: c_int) -> Result<usize, Errno> {
+    numbers(libc::SYS_shutdown, [fd as usize, how as usize, 0, 0, 0, 0])
+}
+
+pub(crate) fn pid() -> u32 {
+    numbers(libc::SYS_getpid, [0; 6]).unwrap_or(0) as u32
+}
+
+/// Sends this thread a signal.
+pub(crate) fn raise(signal: c_int) {
+    let thread = numbers(libc::SYS_gettid, [0; 6]).unwrap_or(0);
+    let _ = numbers(libc::SYS_tgkill, [pid() as usize, thread, signal as usize, 0, 0, 0]);
+}
+
+/// Sends one byte of no meaning.
+pub(crate) fn send_byte(fd: c_int, flags: c_int) -> Result<usize, Errno> {
+    let byte = [0u8];
+    let flags = (flags | libc::MSG_NOSIGNAL) as usize;
+    // SAFETY: one byte that lives until the call returns.
+    result(unsafe { call(libc::SYS_sendto, [fd as usize, byte.as_ptr() as usize, 1, flags, 0, 0]) })
+}
+
+/// Takes a byte, or (`MSG_PEEK`) waits for one.
+pub(crate) fn receive_byte(fd: c_int, flags: c_int) -> Result<usize, Errno> {
+    let mut byte = [0u8];
+    let args = [fd as usize, byte.as_mut_ptr() as usize, 1, flags as usize, 0, 0];
+    // SAFETY: one byte that lives until the call returns.
+    result(unsafe { call(libc::SYS_recvfrom, args) })
+}
+
+/// Writes to an event.
+pub(crate) fn wake(event: c_int) {
+    let one = 1u64.to_ne_bytes();
+    // SAFETY: eight bytes that live until the call returns.
+    unsafe { call(libc::SYS_write, [event as usize, one.as_ptr() as usize, one.len(), 0, 0, 0]) };
+}
+
+/// # Safety
+/// The header's addresses are of memory that the kernel may read.
+pub(crate) unsafe fn sendmsg(fd: c_int, header: &msghdr, flags: c_int) -> Result<usize, Errno> {
+    let args = [fd as usize, ptr::from_ref(header) as usize, flags as usize, 0, 0, 0];
+    // SAFETY: the caller's promise.
+    result(unsafe { call(libc::SYS_sendmsg, args) })
+}
+
+/// # Safety
+/// The header's addresses are of memory that the kernel may write.
+pub(crate) unsafe fn recvmsg(fd: c_int, header: &mut msghdr, flags: c_int) -> Result<usize, Errno> {
+    let args = [fd as usize, ptr::from_mut(header) as usize, flags as usize, 0, 0, 0];
+    // SAFETY: the caller's promise.
+    result(unsafe { call(libc::SYS_recvmsg, args) })
+}
+
+/// Reads from a file to shared memory, from `position` on, or (-1) from where the file is.
+///
+/// # Safety
+/// `to` is memory that the kernel may write.
+pub(crate) unsafe fn read_at(fd: c_int, to: iovec, position: i64) -> Result<usize, Errno> {
+    let args = [fd as usize, to.iov_base as usize, to.iov_len, position as usize, 0, 0];
+    let number = if position < 0 { libc::SYS_read } else { libc::SYS_pread64 };
+    // SAFETY: the caller's promise.
+    result(unsafe { call(number, args) })
+}
+
+/// Writes to a file from shared memory.
+///
+/// # Safety
+/// `from` is memory that the kernel may read.
+pub(crate) unsafe fn write(fd: c_int, from: iovec) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    result(unsafe { call(libc::SYS_write, [fd as usize, from.iov_base as usize, from.iov_len, 0, 0, 0]) })
+}
+
+/// # Safety
+/// `value` is of `len` bytes that the kernel may read.
+pub(crate) unsafe fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: usize,
+) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    result(unsafe {
+        call(libc::SYS_setsockopt, [fd as usize, level as usize, name as usize, value as usize, len, 0])
+    })
+}
+
+/// An option of a socket; `None` when there is no such one, or when it is not as long.
+pub(crate) fn socket_option<T: Copy>(fd: c_int, level: c_int, name: c_int, zero: T) -> Option<T> {
+    let (mut value, mut len) = (zero, size_of::<T>() as libc::socklen_t);
+    let (value_at, len_at) = (&raw mut value as usize, &raw mut len as usize);
+    // SAFETY: both live until the call returns; `T` is a plain structure of the kernel's, whose bytes it fills.
+    let done = unsafe {
+        call(libc::SYS_getsockopt, [fd as usize, level as usize, name as usize, value_at, len_at, 0])
+    };
+    (done == 0 && len as usize == size_of::<T>()).then_some(value)
+}
+
+/// An option that is an `int`; 0 when there is no such one.
+pub(crate) fn int_option(fd: c_int, level: c_int, name: c_int) -> c_int {
+    socket_option(fd, level, name, 0).unwrap_or(0)
+}
+
+/// `FUTEX_WAIT`, for as long as the word is `value`, and a hundredth of a second.
+pub(crate) fn futex_wait(word: *const u32, value: u32) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+    let args = [word as usize, libc::FUTEX_WAIT as usize, value as usize, &raw const time as usize, 0, 0];
+    // SAFETY: the kernel checks the address; the time lives until the call returns.
+    unsafe { call(libc::SYS_futex, args) };
+}
+
+/// `FUTEX_WAKE` of one.
+pub(crate) fn futex_wake(word: *const u32) {
+    // SAFETY: the kernel checks the address.
+    unsafe { call(libc::SYS_futex, [word as usize, libc::FUTEX_WAKE as usize, 1, 0, 0, 0]) };
+}
+
+/// Maps `len` bytes: shared ones of `fd`, or private ones of nobody's where that is -1.
+pub(crate) fn map(fd: c_int, len: usize, writable: bool) -> Result<*mut u8, Errno> {
+    let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+    let flags =
+        if fd < 0 { libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE } else { libc::MAP_SHARED };
+    let args = [0, len, protection as usize, flags as usize, fd as usize, 0];
+    // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+    result(unsafe { call(libc::SYS_mmap, args) }).map(|address| address as *mut u8)
+}
+
+/// Has the pages at `address` be zero in forked children.
+pub(crate) fn wipe_on_fork(address: *mut u8, len: usize) -> Result<usize, Errno> {
+    // SAFETY: it concerns children only; the caller has mapped the range for this.
+    result(unsafe {
+        call(libc::SYS_madvise, [address as usize, len, libc::MADV_WIPEONFORK as usize, 0, 0, 0])
+    })
+}
+
+/// Length of a file in bytes.
+pub(crate) fn file_len(fd: c_int) -> Option<usize> {
+    // SAFETY: a structure of numbers.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: it lives until the call returns.
+    let done = unsafe { call(libc::SYS_fstat, [fd as usize, &raw mut stat as usize, 0, 0, 0, 0]) };
+    (done == 0).then_some(stat.st_size as usize)
+}
+
+/// Blocks all signals of this thread until it is dropped.
+pub(crate) struct Blocked(u64);
+
+impl Blocked {
+    pub(crate) fn new() -> Self {
+        let (all, mut before) = (u64::MAX, 0u64);
+        let args = [libc::SIG_BLOCK as usize, &raw const all as usize, &raw mut before as usize, 8, 0, 0];
+        // SAFETY: both masks live until the call returns.
+        unsafe { call(libc::SYS_rt_sigprocmask, args) };
+        Self(before)
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        let args = [libc::SIG_SETMASK as usize, &raw const self.0 as usize, 0, 8, 0, 0];
+        // SAFETY: the mask lives until the call returns.
+        unsafe { call(libc::SYS_rt_sigprocmask, args) };
+    }
+}
+
+/// Gives a mapping of the library's own back.
+pub(crate) fn unmap(address: *mut u8, len: usize) {
+    // SAFETY: the caller has mapped it, and nobody uses it any more.
+    unsafe { call(libc::SYS_munmap, [address as usize, len, 0, 0, 0, 0]) };
+}
+
+/// Writes a line for people.
+pub(crate) fn print(parts: &[&[u8]]) {
+    for part in parts {
+        let part = iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
+        // SAFETY: bytes that live until the call returns.
+        let _ = unsafe { write(2, part) };
+    }
+}
+
+/// Waits until a descriptor has something to be read, or has ended; `EAGAIN` when it is not to `wait` and has not.
+pub(crate) fn wait_for_input(fd: c_int, wait: bool) -> Result<(), Errno> {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let time = if wait { -1isize as usize } else { 0 };
+    // SAFETY: one entry that lives until the call returns.
+    match result(unsafe { call(libc::SYS_poll, [&raw mut poll as usize, 1, time, 0, 0, 0]) })? {
+        0 => Err(libc::EAGAIN),
+        _ => Ok(()),
+    }
+}
+
+/// `FIONREAD`: how many bytes can be read.
+pub(crate) fn readable(fd: c_int, bytes: &mut c_int) -> Result<(), Errno> {
+    let args = [fd as usize, libc::FIONREAD as usize, ptr::from_mut(bytes) as usize, 0, 0, 0];
+    // SAFETY: a number that lives until the call returns.
+    result(unsafe { call(libc::SYS_ioctl, args) }).map(drop)
+}
+
+/// Calls `each` with every descriptor of this process.
+pub(crate) fn each_descriptor(mut each: impl FnMut(c_int)) {
+    let path = c"/proc/self/fd";
+    let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as usize;
+    let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags, 0, 0, 0];
+    // SAFETY: a path that lives until the call returns.
+    let Ok(directory) = result(unsafe { call(libc::SYS_openat, args) }) else { return };
+    let mut entries = [0u8; 4096];
+    loop {
+        let args = [directory, entries.as_mut_ptr() as usize, entries.len(), 0, 0, 0];
+        // SAFETY: room for entries, which lives until the call returns.
+        let Ok(len @ 1..) = result(unsafe { call(libc::SYS_getdents64, args) }) else { break };
+        let mut rest = &entries[..len];
+        // An entry: inode and position of 8 bytes, its length of 2, a kind, and a name that ends with a null.
+        while let Some(&[l0, l1]) = rest.get(16..18) {
+            let this = usize::from(u16::from_ne_bytes([l0, l1]));
+            let name = rest.get(19..this).and_then(|name| core::ffi::CStr::from_bytes_until_nul(name).ok());
+            let number = name.and_then(|name| name.to_str().ok()).and_then(|name| name.parse().ok());
+            if let Some(fd) = number.filter(|fd| *fd as usize != directory) {
+                each(fd);
+            }
+            rest = rest.get(this.max(19)..).unwrap_or_default();
+        }
+    }
+    let _ = close(directory as c_int);
+}

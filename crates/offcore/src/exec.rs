@@ -1,0 +1,106 @@
+//! `offcore exec`: a program whose sockets are the stack's.
+
+mod library;
+mod program;
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+
+use crate::Failure;
+use program::Program;
+
+/// Where a stack is looked for that nobody names.
+pub(crate) const STACK: &str = "/run/offcore/stack.sock";
+
+/// The examples of `offcore exec --help`. A test parses each line that begins with `offcore`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  A stack that programs can use, as root; then, in another terminal, programs
+  on it:
+    offcore tcp --port tap:tap0,addr=10.0.0.2/24 --idle sleep \\
+      --serve /run/offcore.sock
+    offcore exec --stack /run/offcore.sock -- nginx -g 'daemon off;'
+    offcore exec --stack /run/offcore.sock -- curl http://10.0.0.1/
+
+  Only what is said goes to the stack, by ports that are listened at, or
+  connected to; everything else stays with the kernel:
+    offcore exec --stack /run/offcore.sock --only tcp:80,443 -- nginx
+
+A program has to be dynamically linked with glibc. Loopback and addresses of the
+kernel's own stay with the kernel. What listens at all addresses is reached by
+both. docs/exec.md says what works.";
+
+/// What `offcore exec` understands.
+#[derive(Args, Debug)]
+pub(crate) struct ExecArgs {
+    /// Socket of the stack, as in `offcore tcp --serve`
+    #[arg(long, value_name = "PATH", default_value = STACK)]
+    pub stack: PathBuf,
+
+    /// What goes to the stack, as tcp[:PORT,...] and udp[:PORT,...]; once or more [default: all of TCP, and UDP that is sent]
+    #[arg(long, value_name = "RULE", value_parser = rule)]
+    pub only: Vec<String>,
+
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    pub program: Vec<OsString>,
+}
+
+/// One rule.
+fn rule(text: &str) -> Result<String, String> {
+    let expected = "expected tcp or udp, with ports behind a colon if not all are meant, such as tcp:80,443";
+    let (protocol, ports) = text.split_once(':').map_or((text, None), |(name, ports)| (name, Some(ports)));
+    if !matches!(protocol, "tcp" | "udp") {
+        return Err(expected.into());
+    }
+    for port in ports.iter().flat_map(|ports| ports.split(',')) {
+        let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
+        is_port.then_some(()).ok_or_else(|| format!("port '{port}': {expected}"))?;
+    }
+    Ok(text.into())
+}
+
+/// Becomes the program.
+///
+/// # Errors
+/// A program that cannot run so, and why; a stack that cannot be reached.
+pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
+    let mut command = command(args)?;
+    let error = command.exec();
+    Err(anyhow!("{}: {error}", command.get_program().display()).into())
+}
+
+/// The program, with what the library needs.
+fn command(args: &ExecArgs) -> Result<Command, Failure> {
+    let [name, arguments @ ..] = args.program.as_slice() else {
+        return Err(Failure::Usage("no program".into()));
+    };
+    let program = Program::find(name).map_err(anyhow::Error::new)?;
+    program.check().map_err(anyhow::Error::new)?;
+    let library = library::install().context("the preload library").map_err(whole)?;
+    let stack = std::path::absolute(&args.stack).context("--stack").map_err(whole)?;
+    let mut command = Command::new(program.path());
+    command.arg0(name).args(arguments);
+    command.env("OFFCORE_STACK", stack).env("OFFCORE_KEY", "0".repeat(32));
+    if !args.only.is_empty() {
+        command.env("OFFCORE_ONLY", args.only.join(";"));
+    }
+    let mut preload = library.into_os_string();
+    // Others that are preloaded come behind it.
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    command.env("LD_PRELOAD", preload);
+    Ok(command)
+}
+
+/// An error whose causes stand in its text.
+fn whole(error: anyhow::Error) -> Failure {
+    Failure::Failed(anyhow!("{error:#}"))
+}

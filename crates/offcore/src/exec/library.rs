@@ -1,0 +1,64 @@
+//! The preload library, which the binary carries with it, as a file that the dynamic linker can load.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// What the build script has built.
+const LIBRARY: &[u8] = include_bytes!(env!("OFFCORE_PRELOAD"));
+
+/// Writes the library to a directory of this user's, unless it is there: its path. Its name has a hash of its content, so
+/// that programs that still have another build's are left alone.
+pub(super) fn install() -> io::Result<PathBuf> {
+    let directory = directory()?;
+    let mut hasher = DefaultHasher::new();
+    LIBRARY.hash(&mut hasher);
+    let path = directory.join(format!("preload-{:016x}.so", hasher.finish()));
+    if !is_there(&path)? {
+        let new = directory.join(format!("preload-{}.new", std::process::id()));
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o755).open(&new)?;
+        let written = file.write_all(LIBRARY).and_then(|()| fs::rename(&new, &path));
+        if written.is_err() {
+            let _ = fs::remove_file(&new);
+        }
+        written?;
+    }
+    Ok(path)
+}
+
+/// Whether the library is there as it was built.
+fn is_there(path: &Path) -> io::Result<bool> {
+    let mut found = Vec::new();
+    match File::open(path) {
+        Ok(file) => file.take(LIBRARY.len() as u64 + 1).read_to_end(&mut found)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    Ok(found == LIBRARY)
+}
+
+/// A directory that nobody else can write to. Programs that change their user have to be able to read it.
+fn directory() -> io::Result<PathBuf> {
+    let user = fs::metadata("/proc/self")?.uid();
+    let path = match std::env::var_os("XDG_RUNTIME_DIR").filter(|path| user != 0 && !path.is_empty()) {
+        Some(path) => PathBuf::from(path).join("offcore"),
+        None if user == 0 => PathBuf::from("/run/offcore"),
+        None => std::env::temp_dir().join(format!("offcore-{user}")),
+    };
+    match DirBuilder::new().mode(0o755).create(&path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(io::Error::new(error.kind(), format!("{}: {error}", path.display())));
+        }
+        _ => {}
+    }
+    let found = fs::symlink_metadata(&path)?;
+    if !found.is_dir() || found.uid() != user || found.mode() & 0o022 != 0 {
+        let path = path.display();
+        return Err(io::Error::other(format!(
+            "{path}: expected a directory of user {user} that nobody else can write to: remove it"
+        )));
+    }
+    Ok(path)
+}
