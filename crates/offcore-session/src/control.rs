@@ -11,7 +11,10 @@
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Sessions of an application, at most.
+#[cfg(not(all(loom, test)))]
 pub const SESSIONS: usize = 1 << 16;
+#[cfg(all(loom, test))]
+pub const SESSIONS: usize = 64;
 /// Processes of an application, at most.
 pub const PROCESSES: usize = 1 << 10;
 const WORDS: usize = SESSIONS / 64;
@@ -27,7 +30,7 @@ pub struct Control {
     /// Something has happened that the kernel shows, on a socket.
     look: Line,
     /// A bit for each word of `marks` that is not 0.
-    summary: [AtomicU64; WORDS / 64],
+    summary: [AtomicU64; WORDS.div_ceil(64)],
     marks: [AtomicU64; WORDS],
 }
 
@@ -35,6 +38,16 @@ pub struct Control {
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Line(AtomicU32);
+
+#[cfg(all(loom, test))]
+impl Control {
+    pub(crate) fn new() -> Self {
+        let line = || Line(AtomicU32::new(0));
+        let word = |_| AtomicU64::new(0);
+        let (summary, marks) = (std::array::from_fn(word), std::array::from_fn(word));
+        Self { asleep: line(), kicked: line(), look: line(), summary, marks }
+    }
+}
 
 impl Control {
     /// The application marks session `number`; then it is to [`ring`](Self::ring).

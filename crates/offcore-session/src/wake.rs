@@ -18,9 +18,12 @@
 //! there are bytes, the byte is in the pair, or the session is marked. A byte may be there without data: an application
 //! that finds it takes it.
 //!
-//! **Gate.** The application closes the gate, stores 1 into `want_out`, executes a full fence, and looks once more whether
-//! there is room. Then it marks its session, in any case. The stack frees room, executes a full fence, and swaps 0 into
-//! `want_out`; if that was 1 and there is enough room, it opens the gate.
+//! **Gate.** The application closes the gate, stores 1 into `want_out`, looks once more whether there is room, and marks its
+//! session in any case. The stack looks at `want_out` when it has freed room, and when a session is marked; if there is
+//! enough room it swaps 0 into it and opens the gate. It may miss the word when it frees room: then the mark follows.
+
+#[cfg(all(loom, test))]
+mod loom_model;
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
@@ -59,14 +62,13 @@ impl Wake {
     /// this.
     #[inline]
     pub fn want_room(&self) {
-        self.want_out.store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        // Who sees this finds the bytes in the pair.
+        self.want_out.store(1, Ordering::Release);
     }
 
     /// Whether the application waits for room, for the stack.
     #[inline]
     pub fn wants_room(&self) -> bool {
-        fence(Ordering::SeqCst);
         self.want_out.load(Ordering::Relaxed) != 0
     }
 

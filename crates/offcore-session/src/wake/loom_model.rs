@@ -1,0 +1,165 @@
+//! What the stack and an application store and load when they wait for each other, in every interleaving. An atomic stands
+//! for what the kernel keeps: the bytes in the pair. System calls order everything, as the kernel's locks do.
+
+use loom::sync::Arc;
+use loom::thread;
+
+use super::*;
+use crate::control::Control;
+
+impl Wake {
+    fn new() -> Self {
+        let word = |_| AtomicU32::new(0);
+        Self { token: word(0), want_out: word(0), rest: std::array::from_fn(word) }
+    }
+}
+
+/// A session, and what the kernel has of it.
+struct Session {
+    wake: Wake,
+    control: Control,
+    /// Committed, and consumed: one reader and one writer each.
+    tail: AtomicU32,
+    head: AtomicU32,
+    /// Bytes in the pair: the token, and the gate.
+    byte: AtomicU32,
+    gate: AtomicU32,
+    /// Room that was freed, and that is used.
+    room: AtomicU32,
+    event: AtomicU32,
+}
+
+impl Session {
+    fn new() -> Arc<Self> {
+        let word = |value| AtomicU32::new(value);
+        Arc::new(Self {
+            wake: Wake::new(),
+            control: Control::new(),
+            tail: word(0),
+            head: word(0),
+            byte: word(0),
+            gate: word(0),
+            room: word(0),
+            event: word(0),
+        })
+    }
+
+    /// The stack commits a byte and announces it.
+    fn commit(&self) {
+        let tail = self.tail.load(Ordering::Relaxed);
+        self.tail.store(tail + 1, Ordering::Release);
+        self.announce();
+    }
+
+    fn announce(&self) {
+        if self.wake.announce() {
+            self.byte.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn available(&self) -> u32 {
+        self.tail.load(Ordering::Acquire) - self.head.load(Ordering::Relaxed)
+    }
+
+    /// The application reads everything, and takes the byte.
+    fn read(&self) {
+        let there = self.available();
+        self.head.store(self.head.load(Ordering::Relaxed) + there, Ordering::Release);
+        self.settle();
+    }
+
+    fn settle(&self) {
+        if self.available() > 0 || !self.wake.is_announced() {
+            return;
+        }
+        // Not to be had as long as it was not written.
+        if self.byte.compare_exchange(1, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            self.wake.taken();
+            if self.available() > 0 {
+                self.control.mark(3);
+            }
+        }
+    }
+
+    /// The stack looks at marked sessions.
+    fn look(&self) {
+        let mut marked = false;
+        self.control.take_marks(|number| marked = number == 3);
+        if !marked {
+            return;
+        }
+        if self.available() > 0 {
+            self.announce();
+        }
+        self.open_gate();
+    }
+
+    fn open_gate(&self) {
+        if self.wake.wants_room() && self.room.load(Ordering::Acquire) > 0 && self.wake.open() {
+            self.gate.store(0, Ordering::SeqCst);
+        }
+    }
+
+    /// The application has no room. Whether it has found some after all.
+    fn wait_for_room(&self) -> bool {
+        self.gate.store(1, Ordering::SeqCst);
+        self.wake.want_room();
+        let found = self.room.load(Ordering::Acquire) > 0;
+        self.control.mark(3);
+        found
+    }
+}
+
+#[test]
+fn data_is_announced_or_marked() {
+    loom::model(|| {
+        let session = Session::new();
+        let stack = Arc::clone(&session);
+        let stack = thread::spawn(move || {
+            stack.commit();
+            stack.commit();
+        });
+        session.read();
+        stack.join().unwrap();
+        // What the stack does when it comes to the marks.
+        session.look();
+        assert!(session.byte.load(Ordering::SeqCst) <= 1, "one byte at most");
+        assert!(session.available() == 0 || session.byte.load(Ordering::SeqCst) == 1, "data without a byte");
+        if session.byte.load(Ordering::SeqCst) == 0 {
+            assert!(!session.wake.is_announced(), "later data would not be announced");
+        }
+    });
+}
+
+#[test]
+fn a_gate_is_opened_when_there_is_room() {
+    loom::model(|| {
+        let session = Session::new();
+        let stack = Arc::clone(&session);
+        let stack = thread::spawn(move || {
+            stack.room.store(1, Ordering::Release);
+            stack.open_gate();
+        });
+        session.wait_for_room();
+        stack.join().unwrap();
+        session.look();
+        assert_eq!(session.gate.load(Ordering::SeqCst), 0, "nobody would open it");
+    });
+}
+
+#[test]
+fn a_mark_is_seen_or_wakes() {
+    loom::model(|| {
+        let session = Session::new();
+        let application = Arc::clone(&session);
+        let application = thread::spawn(move || {
+            application.control.mark(3);
+            if application.control.ring() {
+                application.event.store(1, Ordering::SeqCst);
+            }
+        });
+        let awake = session.control.arm();
+        application.join().unwrap();
+        assert!(awake || session.event.load(Ordering::SeqCst) == 1, "it sleeps over a mark");
+    });
+}
