@@ -6,7 +6,7 @@ use std::any::Any;
 
 use offcore_dma::core::CoreDevice;
 use offcore_dma::{Batch, Begun, Binding, Context, CopyQueue, Device, Mode, Mover};
-use offcore_flow::task::Task;
+use offcore_flow::task::{Task, WakeSource};
 use offcore_flow::worker::Worker;
 use offcore_mem::{Burst, Hugepages, Packet, Pool};
 use offcore_port::generator::GenPort;
@@ -70,8 +70,8 @@ impl Task for KeepHeads {
         ready.retire(packets)
     }
 
-    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue)) {
-        each(&mut *self.rx);
+    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(WakeSource<'a>)) {
+        each(WakeSource::Queue(&mut *self.rx));
     }
 }
 

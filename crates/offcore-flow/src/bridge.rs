@@ -26,7 +26,7 @@ use offcore_stats::page::Block;
 use offcore_stats::{Stage, named, tsc};
 use offcore_wire::MacAddr;
 
-use crate::worker::task::{Task, work};
+use crate::worker::task::{Task, WakeSource, work};
 use fdb::{Fdb, Learned, MAX_PORTS, Station};
 use limit::FloodLimit;
 use tag::TagError;
@@ -175,8 +175,8 @@ impl Task for Bridge {
         left
     }
 
-    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue)) {
-        self.inputs.iter_mut().for_each(|input| each(&mut *input.rx));
+    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(WakeSource<'a>)) {
+        self.inputs.iter_mut().for_each(|input| each(WakeSource::Queue(&mut *input.rx)));
     }
 }
 

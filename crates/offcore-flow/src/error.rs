@@ -27,6 +27,8 @@ pub enum Field {
     PortMask,
     Ports,
     RingSize,
+    /// Where applications in other processes are served.
+    Serve,
     Service,
     /// Who is connected to.
     Receiver,

@@ -8,7 +8,7 @@ use offcore_port::offload_fallback::fall_back;
 use offcore_port::{Context, DropReason, RxQueue, TxQueue};
 use offcore_stats::Stage;
 
-use crate::worker::task::{Task, work};
+use crate::worker::task::{Task, WakeSource, work};
 use forward::{Addresses, Forward, Rewrite, Source};
 
 /// Packets from one RX queue to one TX queue, through packet buffers.
@@ -40,8 +40,8 @@ impl Task for Forwarding {
         self.rules.drain(&mut *self.rx, &mut *self.tx, 0, ctx)
     }
 
-    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue)) {
-        each(&mut *self.rx);
+    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(WakeSource<'a>)) {
+        each(WakeSource::Queue(&mut *self.rx));
     }
 
     fn generates(&self) -> bool {

@@ -1,6 +1,7 @@
 //! A host on ports: the TCP/IP stack as a task, and applications on it.
 
 pub mod apps;
+pub mod serve;
 pub mod spread;
 pub mod watched;
 
@@ -16,7 +17,7 @@ use offcore_tcp::path::{Path, SendQueue};
 use offcore_tcp::proto::{CallError, ConnId, Event, Out, Stack};
 
 use crate::ring::RingRx;
-use crate::worker::task::Task;
+use crate::worker::task::{Task, WakeSource, Wakes};
 use spread::{Rings, Spread, Unfinished};
 use watched::Watched;
 
@@ -37,6 +38,19 @@ pub trait App: std::fmt::Debug + Send {
     /// Called in every round, before packets are sent.
     fn round(&mut self, ctx: &mut Context<'_>, calls: &mut Calls<'_>) {
         let _ = (ctx, calls);
+    }
+
+    /// All that has happened in this turn has been told.
+    fn told(&mut self, calls: &mut Calls<'_>) {
+        let _ = calls;
+    }
+
+    /// Stores counters that are not stored where they are counted: called now and then.
+    fn publish(&mut self) {}
+
+    /// What wakes its worker up, beside packets.
+    fn wakes(&mut self) -> Option<&mut dyn Wakes> {
+        None
     }
 
     /// Whether there is more to do in the next round, whatever comes: the worker does not sleep then.
@@ -268,6 +282,10 @@ impl Host {
             self.app.event(event, &mut Calls { stack, out, now });
         }
         self.events = events;
+        if any {
+            let (stack, out) = self.path.call();
+            self.app.told(&mut Calls { stack, out, now });
+        }
         any
     }
 }
@@ -336,14 +354,18 @@ impl Task for Host {
         if let Some(watched) = &mut self.watched {
             watched.update(now, &mut self.path);
         }
+        self.app.publish();
         self.look_at_links();
     }
 
-    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue)) {
+    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(WakeSource<'a>)) {
+        if let Some(other) = self.app.wakes() {
+            each(WakeSource::Other(other));
+        }
         for HostPort { rx, spread, .. } in &mut self.ports {
-            rx.iter_mut().for_each(|queue| each(&mut **queue));
+            rx.iter_mut().for_each(|queue| each(WakeSource::Queue(&mut **queue)));
             if let Some(Rings { from, relayed, .. }) = spread.as_mut().map(|spread| &mut spread.rings) {
-                from.iter_mut().chain(relayed).for_each(|ring| each(ring));
+                from.iter_mut().chain(relayed).for_each(|ring| each(WakeSource::Queue(ring)));
             }
         }
     }

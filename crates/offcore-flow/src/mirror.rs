@@ -22,7 +22,7 @@ use offcore_stats::{Stage, tsc};
 use offcore_wire::virtio_net;
 
 use crate::ring::{RingRx, RingTx};
-use crate::worker::task::Task;
+use crate::worker::task::{Task, WakeSource};
 
 /// Bytes of a stamp. It is in front of the virtio-net header, if there is one.
 const STAMP: usize = 8;
@@ -326,8 +326,8 @@ impl Task for MirrorOut {
         usize::from(!self.tx.stop(ctx))
     }
 
-    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue)) {
-        self.inputs.iter_mut().for_each(|input| each(&mut input.ring));
+    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(WakeSource<'a>)) {
+        self.inputs.iter_mut().for_each(|input| each(WakeSource::Queue(&mut input.ring)));
     }
 }
 

@@ -36,6 +36,7 @@ mod run;
 mod seal;
 mod segment;
 mod send;
+mod sessions;
 mod shortage;
 mod siphash;
 mod sockets;
@@ -63,5 +64,6 @@ pub use packet::{
     SealedDatagram, Verdict,
 };
 pub use recovery::{Algorithm, State as RecoveryState, Stats as RecoveryStats};
+pub use sessions::Room;
 pub use stack::Stack;
 pub use steering::{Owner, Share};

@@ -9,6 +9,7 @@ use clap::Args;
 use offcore_dma::Mode;
 use offcore_flow::host::apps::streams::Stream;
 use offcore_flow::host::apps::{Hosted, Service, http};
+use offcore_flow::host::serve::ServeConfig;
 use offcore_flow::switch::{HostIface, Hosting, Run};
 use offcore_flow::{Idle, SwitchConfig};
 use offcore_mem::BURST;
@@ -20,6 +21,9 @@ use crate::Failure;
 use crate::args::flags::by_flag;
 use crate::args::{EngineArgs, RunArgs, idle, mode, port};
 use crate::switch::{Watching, plan, report, run_switch};
+
+/// MiB of an application's memory where nothing is said.
+const APP_MEMORY: u32 = 256;
 
 /// The examples of `offcore tcp --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
@@ -50,6 +54,11 @@ Examples:
     offcore tcp --port tap:tap0,addr=10.0.0.2/24 --app http:/srv/www:8080 \\
       --idle sleep
 
+  Applications in other processes, of root and of user 33, which attach to a
+  socket:
+    offcore tcp --port tap:tap0,addr=10.0.0.2/24 --serve /run/offcore.sock \\
+      --allow-uid 33 --idle sleep
+
 A port is one of `offcore switch --help`, with addr=ADDRESS/LENGTH (once or
 more), gw=ADDRESS, mtu=BYTES (1500) and mac=ADDRESS. A TAP port's host has an
 Ethernet address of its own, since the interface's is the kernel's; any other
@@ -75,8 +84,20 @@ pub(crate) struct TcpArgs {
     pub engines: EngineArgs,
 
     /// What listens, as echo, sink, source or http:DIR, with another port behind a colon [ports: 7, 9, 19, 80]
-    #[arg(long, value_name = "APP", default_value = "echo")]
+    #[arg(long, value_name = "APP", default_value = "echo", conflicts_with = "serve")]
     pub app: AppArg,
+
+    /// In place of --app: serves applications in other processes, which attach to a socket at this path
+    #[arg(long, value_name = "PATH")]
+    pub serve: Option<PathBuf>,
+
+    /// A user whose processes may attach, by number, beside the stack's own and root; once for each
+    #[arg(long, value_name = "UID", requires = "serve")]
+    pub allow_uid: Vec<u32>,
+
+    /// MiB of memory that the connections of one application have for their data, at most [default: 256]
+    #[arg(long, value_name = "MIB", requires = "serve", value_parser = clap::value_parser!(u32).range(4..=65_536))]
+    pub app_memory: Option<u32>,
 
     /// Who makes the copies; auto chooses by what it measures [default: offload where a queue is mapped, cpu elsewhere]
     #[arg(long, value_name = "MODE", value_parser = mode())]
@@ -257,14 +278,22 @@ impl fmt::Display for AppArg {
 /// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &TcpArgs) -> Result<(), Failure> {
     let (config, ports) = plan(args).map_err(Failure::Usage)?;
-    if matches!(args.app.service, Service::Http(_)) {
+    // Files that are sent take descriptors, and so does each session of another process.
+    if args.serve.is_some() || matches!(args.app.service, Service::Http(_)) {
         http::raise_descriptors();
     }
     run_switch(&config, Watching::new(&ports, &args.run, false, report::tables))
 }
 
 fn plan(args: &TcpArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
-    let app = Hosted::Service(args.app.service.clone(), args.app.port);
+    let app = match &args.serve {
+        Some(path) => Hosted::Others(ServeConfig {
+            path: path.clone(),
+            allow: args.allow_uid.clone(),
+            memory: (args.app_memory.unwrap_or(APP_MEMORY) as usize) << 20,
+        }),
+        None => Hosted::Service(args.app.service.clone(), args.app.port),
+    };
     let (mut config, ports) = host(&args.ports, app, &args.run, &args.engines, args.mode)?;
     if let Run::Host(hosting) = &mut config.run {
         hosting.connections = args.connections;

@@ -1,11 +1,11 @@
 //! From one guest to another in one copy, and through packet buffers when that will not do.
 
+use offcore_port::Context;
 use offcore_port::vhost::{Next, OneCopy};
-use offcore_port::{Context, RxQueue};
 use offcore_stats::Stage;
 
 use crate::forwarding::Rules;
-use crate::worker::task::{Task, work};
+use crate::worker::task::{Task, WakeSource, work};
 
 /// Packets from one guest to another.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Task for GuestPair {
         self.rules.drain(rx, tx, crossing, ctx)
     }
 
-    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue)) {
-        each(self.guests.queues().0);
+    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(WakeSource<'a>)) {
+        each(WakeSource::Queue(self.guests.queues().0));
     }
 }

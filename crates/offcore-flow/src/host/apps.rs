@@ -8,6 +8,7 @@ pub mod streams;
 use std::path::PathBuf;
 
 use super::App;
+use super::serve::ServeConfig;
 use epping::EppingConfig;
 use http::FileServer;
 use streams::{Stream, Streams};
@@ -19,6 +20,8 @@ pub enum Hosted {
     Service(Service, u16),
     /// What sends.
     Epping(EppingConfig),
+    /// Applications in other processes.
+    Others(ServeConfig),
 }
 
 /// What listens on a host.

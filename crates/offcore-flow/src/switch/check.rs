@@ -34,7 +34,7 @@ impl SwitchConfig {
             Run::Forward { eth_peers, .. } => Field::EthPeers.check_ports(count, eth_peers.keys().copied()),
             Run::Bridge(bridge) => bridging::check(bridge, count),
             Run::Copy(copying) => copying::check(self, copying, count),
-            Run::Host(hosting) => hosting.check(count),
+            Run::Host(hosting) => hosting.check(count, self.lcores.len()),
             Run::Pipelines(working) => working.check(self.lcores.len(), ports),
         }
     }

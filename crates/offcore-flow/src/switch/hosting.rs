@@ -16,6 +16,7 @@ use crate::engines::dma_map::Half;
 use crate::error::{Field, SwitchError};
 use crate::host::apps::Hosted;
 use crate::host::apps::epping::Epping;
+use crate::host::serve::{Serve, ServeCounts};
 use crate::host::spread::{RelayTx, Rings, Spread, Takes, Unfinished};
 use crate::host::watched::Watched;
 use crate::host::{App, Host, HostPort};
@@ -30,7 +31,12 @@ const RING_SHARE: usize = 4;
 
 impl Hosting {
     /// Refuses what cannot be.
-    pub(super) fn check(&self, ports: usize) -> Result<(), SwitchError> {
+    pub(super) fn check(&self, ports: usize, lcores: usize) -> Result<(), SwitchError> {
+        if matches!(self.app, Hosted::Others(_)) && lcores > 1 {
+            return Field::Lcores.refuse(format!(
+                "{lcores} of them, expected one: applications in other processes are served by one lcore"
+            ));
+        }
         if self.ifaces.len() != ports {
             return Field::Addresses.refuse(format!("{} interfaces for {ports} ports", self.ifaces.len()));
         }
@@ -115,6 +121,12 @@ impl Assembly<'_> {
             Hosted::Service(service, port) => {
                 (service.open(*port).or_else(|error| Field::Service.refuse(error.to_string()))?, tx)
             }
+            Hosted::Others(config) => {
+                let name = format!("lcore{}/serve", self.config.lcores[worker]);
+                let stats = self.page.block(&name, &ServeCounts::NAMES)?;
+                let serve = Serve::open(config.clone(), stats);
+                (Box::new(serve.or_else(|error| Field::Serve.refuse(error.to_string()))?), tx)
+            }
             Hosted::Epping(config) => {
                 let core = Binding::core();
                 let writes = if config.offload_writes { &tx } else { &core };
@@ -127,7 +139,7 @@ impl Assembly<'_> {
         let connections = self.connections.as_ref().map(|all| (Arc::clone(all), worker));
         let watched = Watched::new(&self.page, self.config.lcores[worker], connections)?;
         let host = Host::new(path, ports, app).or_else(|error| match &hosting.app {
-            Hosted::Service(..) => Field::Service.refuse(error.to_string()),
+            Hosted::Service(..) | Hosted::Others(_) => Field::Service.refuse(error.to_string()),
             Hosted::Epping(config) => Field::Receiver.refuse(format!(
                 "{}: {error}: expected an address in a network of a port's addr=, or behind its gw=",
                 config.to

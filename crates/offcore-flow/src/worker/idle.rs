@@ -15,7 +15,7 @@ use offcore_stats::page::Block;
 use offcore_stats::{named, tsc};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::worker::task::Task;
+use crate::worker::task::{Task, WakeSource};
 
 /// How long a worker polls in vain before it sleeps.
 const TIMEOUT: Duration = Duration::from_micros(50);
@@ -94,7 +94,7 @@ impl Sleeper {
     pub(crate) fn sleep(&mut self, tasks: &mut [Box<dyn Task>]) {
         let awake = tasks.iter().any(|task| task.generates()) || self.sleep_armed(tasks);
         for task in tasks {
-            task.wake_sources(&mut |queue| queue.disarm());
+            task.wake_sources(&mut WakeSource::disarm);
         }
         if awake {
             self.quiet_since = None;
@@ -108,11 +108,11 @@ impl Sleeper {
         let [mut time, short] = self.times;
         let mut awake = false;
         for task in tasks {
-            task.wake_sources(&mut |queue| {
+            task.wake_sources(&mut |source| {
                 if awake {
                     return;
                 }
-                match queue.arm() {
+                match source.arm() {
                     Wake::Now => awake = true,
                     Wake::Event(fd) if !events.is_full() => {
                         events.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));

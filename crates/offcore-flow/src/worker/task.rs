@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 
-use offcore_port::{Context, RxQueue};
+use offcore_port::{Context, RxQueue, Wake};
 use offcore_stats::{Stage, tsc};
 
 /// A part of a worker's work. It owns its queues; tasks know nothing of one another. `Any`, for who has put a worker
@@ -16,8 +16,8 @@ pub trait Task: Any + fmt::Debug + Send {
     /// is nothing, and then drops the task.
     fn drain(&mut self, ctx: &mut Context<'_>) -> usize;
 
-    /// Calls `each` with every queue whose sender may wake the worker up.
-    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(&'a mut dyn RxQueue));
+    /// Calls `each` with everything that may wake the worker up.
+    fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(WakeSource<'a>));
 
     /// Stores counters that are not stored where they are counted: called now and then.
     fn publish(&mut self) {}
@@ -25,6 +25,42 @@ pub trait Task: Any + fmt::Debug + Send {
     /// Whether it makes packets of its own accord, so that its worker must not sleep.
     fn generates(&self) -> bool {
         false
+    }
+}
+
+/// What may wake a worker up that sleeps.
+#[derive(Debug)]
+pub enum WakeSource<'a> {
+    /// A queue's sender.
+    Queue(&'a mut dyn RxQueue),
+    /// Anything else.
+    Other(&'a mut dyn Wakes),
+}
+
+/// What may wake a worker up that sleeps, and is no queue.
+pub trait Wakes: fmt::Debug {
+    /// The worker is going to sleep: see [`RxQueue::arm`].
+    fn arm(&mut self) -> Wake<'_>;
+
+    /// It is awake.
+    fn disarm(&mut self);
+}
+
+impl<'a> WakeSource<'a> {
+    /// The worker is going to sleep.
+    pub fn arm(self) -> Wake<'a> {
+        match self {
+            Self::Queue(queue) => queue.arm(),
+            Self::Other(other) => other.arm(),
+        }
+    }
+
+    /// The worker is awake.
+    pub fn disarm(self) {
+        match self {
+            Self::Queue(queue) => queue.disarm(),
+            Self::Other(other) => other.disarm(),
+        }
     }
 }
 

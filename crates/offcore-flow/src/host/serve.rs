@@ -1,0 +1,305 @@
+//! A server of applications in other processes: their calls, and what wakes them up.
+//!
+//! Data goes through FIFOs in shared memory, and [`offcore_session`] says how that works: which words are shared, which
+//! messages there are, and what an application's end of a session shows when. Here is the stack's side of it:
+//!
+//! * `door`: where processes attach, and `attach`: who they are,
+//! * `application`: its processes and sessions,
+//! * `calls`: what they ask for,
+//! * `session`: what a session's application wants, and is told; `listening`: connections that come,
+//! * `pair`: both ends of a session, `wire`: messages, `key`: what the kernel tells of.
+//!
+//! A worker that is busy makes no system call for this in a round in which nobody asks for anything: marks are words in
+//! shared memory, and the kernel is asked once a millisecond what else there is.
+//!
+//! **What an application can do to others** is nothing: it has memory of its own, indices that mean nothing reset its
+//! session, a message that means nothing closes its process's socket, and whatever it does not take waits in its own
+//! queues.
+
+mod application;
+mod attach;
+mod calls;
+mod counts;
+mod door;
+mod key;
+mod layer;
+mod listening;
+mod pair;
+mod session;
+mod sessions;
+mod wire;
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use offcore_port::{Context, Wake};
+use offcore_stats::page::Block;
+use offcore_tcp::proto::{CallError, ConnId, Event};
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+
+use crate::host::{App, Calls};
+use crate::worker::task::Wakes;
+use application::Application;
+use counts::Seldom;
+pub use counts::ServeCounts;
+use door::Door;
+use key::{AT_ONCE, Key, Source, Watch};
+use pair::Pairs;
+
+/// How often the kernel is asked what there is, in microseconds.
+const LOOK: u64 = 1000;
+/// Applications, at most.
+const APPLICATIONS: usize = 64;
+
+/// Whom a server serves, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServeConfig {
+    /// The path of the socket. Beside it is a lock, with `.lock` behind its name.
+    pub path: PathBuf,
+    /// Users that may attach, beside the stack's own and root.
+    pub allow: Vec<u32>,
+    /// Bytes of FIFOs of one application, at most.
+    pub memory: usize,
+}
+
+/// Why a server cannot begin.
+#[derive(Debug, displaydoc::Display, thiserror::Error)]
+pub enum ServeError {
+    /// another stack serves at {path:?}: stop it, or choose another path
+    Taken { path: PathBuf },
+    /// {path:?} is there, and no socket: remove it, or choose another path
+    NoSocket { path: PathBuf },
+    /// {what} {path:?}: {source}
+    Path { what: &'static str, path: PathBuf, source: Errno },
+    /// {what}: {source}
+    System { what: &'static str, source: Errno },
+    /// a pair of Unix sockets does not show when it is full, with any send buffer of 4 to 64 KiB: this kernel cannot tell
+    /// applications when they can write
+    Pair,
+}
+
+/// A process that has not said who it is.
+#[derive(Debug)]
+struct Guest {
+    generation: u32,
+    socket: OwnedFd,
+}
+
+/// Serves applications in other processes.
+#[derive(Debug)]
+pub struct Serve {
+    config: ServeConfig,
+    door: Option<Door>,
+    /// The user whose process this is.
+    user: u32,
+    pairs: Pairs,
+    watch: Watch,
+    apps: Vec<Option<Box<Application>>>,
+    /// Sessions by connection or datagram socket, and by listener: application and number.
+    by_conn: HashMap<ConnId, (usize, u32)>,
+    by_listener: HashMap<u32, (usize, u32)>,
+    guests: VecDeque<Guest>,
+    /// The last generation of a session, process or guest.
+    generation: u32,
+    /// Sessions that are announced at the end of the turn.
+    announced: Vec<(usize, u32)>,
+    /// Listeners whose queue was full, processes that have more to say, and whether somebody waits to be let in.
+    waiting: Vec<(usize, u32)>,
+    talking: Vec<Key>,
+    knocking: bool,
+    /// When the kernel was last asked, and whether it is to be asked in the next round.
+    looked: u64,
+    look: bool,
+    marked: Vec<u32>,
+    events: Vec<(Key, EventFlags)>,
+    counts: ServeCounts,
+    stats: Block,
+    refusals: Seldom,
+    misuses: Seldom,
+}
+
+impl Serve {
+    /// Opens the socket. It counts in `stats`, a block made with [`ServeCounts::NAMES`].
+    ///
+    /// # Errors
+    /// Another stack at the path, or what the kernel says.
+    ///
+    /// # Panics
+    /// When the block has another number of counters.
+    pub fn open(config: ServeConfig, stats: Block) -> Result<Self, ServeError> {
+        assert_eq!(stats.len(), ServeCounts::NAMES.len(), "the block is made with ServeCounts::NAMES");
+        let pairs = Pairs::calibrate()?;
+        let watch = Watch::new().map_err(|source| ServeError::System { what: "epoll", source })?;
+        let door = Door::open(&config.path, !config.allow.is_empty())?;
+        let knock = Key::new(Source::Door, 0, 0, 0);
+        watch
+            .add(door.as_fd(), knock, EventFlags::IN)
+            .map_err(|source| ServeError::System { what: "watching the socket", source })?;
+        Ok(Self {
+            config,
+            door: Some(door),
+            user: rustix::process::geteuid().as_raw(),
+            pairs,
+            watch,
+            apps: Vec::new(),
+            by_conn: HashMap::new(),
+            by_listener: HashMap::new(),
+            guests: VecDeque::new(),
+            generation: 0,
+            announced: Vec::new(),
+            waiting: Vec::new(),
+            talking: Vec::new(),
+            knocking: false,
+            looked: 0,
+            look: true,
+            marked: Vec::new(),
+            events: Vec::with_capacity(AT_ONCE),
+            counts: ServeCounts::default(),
+            stats,
+            refusals: Seldom::default(),
+            misuses: Seldom::default(),
+        })
+    }
+
+    /// What has been counted.
+    pub fn counts(&self) -> ServeCounts {
+        let apps = self.apps.iter().flatten();
+        let (processes, sessions) = apps.clone().fold((0, 0), |(processes, sessions), app| {
+            (processes + app.living() as u64, sessions + app.len() as u64)
+        });
+        ServeCounts { applications: apps.count() as u64, processes, sessions, ..self.counts }
+    }
+
+    /// A generation that nothing has had for long; never 0.
+    fn next_generation(&mut self) -> u32 {
+        // Those of processes have 21 bits, see `Owner`.
+        self.generation = self.generation % offcore_session::control::Owner::GENERATIONS + 1;
+        self.generation
+    }
+
+    fn app(&mut self, app: usize) -> Option<&mut Application> {
+        self.apps.get_mut(app)?.as_deref_mut()
+    }
+
+    /// Does what the kernel tells of.
+    fn tend(&mut self, calls: &mut Calls<'_>) {
+        let mut events = std::mem::take(&mut self.events);
+        self.watch.take(&mut events);
+        self.looked = calls.now;
+        self.look = events.len() >= AT_ONCE;
+        for (key, flags) in events.drain(..) {
+            let app = usize::from(key.app);
+            match key.source {
+                Source::Door => self.knocking = true,
+                Source::Guest => self.hear_guest(key.generation, calls),
+                Source::Channel => self.hear(key, calls),
+                Source::Process => self.process_ended(app, key.number, key.generation, calls),
+                Source::Event => self.counts.woken += 1,
+                Source::Kernel => self.listener_may_go_on(app, key.number, key.generation, calls),
+                Source::End if !flags.contains(EventFlags::HUP) => {
+                    self.listener_may_go_on(app, key.number, key.generation, calls);
+                }
+                Source::End | Source::Pipe => self.hung_up(app, key.number, key.generation, calls),
+            }
+        }
+        self.events = events;
+        if self.knocking {
+            self.let_in(calls.now);
+        }
+        for key in std::mem::take(&mut self.talking) {
+            self.hear(key, calls);
+        }
+        self.listeners_go_on(calls);
+    }
+
+    /// A warning about something that means nothing.
+    fn misuse(&mut self, what: &'static str, app: usize, now: u64) {
+        self.counts.misused += 1;
+        if self.misuses.may(now) {
+            tracing::warn!(application = app, "{what}");
+        }
+    }
+}
+
+impl App for Serve {
+    fn start(&mut self, _: &mut Calls<'_>) -> Result<(), CallError> {
+        Ok(())
+    }
+
+    fn event(&mut self, event: Event, calls: &mut Calls<'_>) {
+        match event {
+            Event::Incoming { listener } => {
+                if let Some(&(app, number)) = self.by_listener.get(&listener) {
+                    self.listener_goes_on(app, number, calls);
+                }
+            }
+            Event::Readable(conn) => self.readable(conn),
+            Event::Writable(conn) => self.writable(conn, calls),
+            Event::Connected(conn) => self.connected(conn, calls),
+            Event::EndOfStream(conn) => self.peer_ended(conn),
+            Event::Closed(conn, cause) => self.over(conn, cause),
+            Event::AddressConflict { address, .. } => {
+                tracing::warn!(%address, "somebody else has this address: it is not used");
+            }
+        }
+    }
+
+    fn told(&mut self, _: &mut Calls<'_>) {
+        self.announce();
+    }
+
+    fn round(&mut self, _: &mut Context<'_>, calls: &mut Calls<'_>) {
+        let mut marked = std::mem::take(&mut self.marked);
+        for app in 0..self.apps.len() {
+            let Some(application) = self.apps[app].as_deref() else { continue };
+            let control = application.shared.control();
+            control.take_marks(|number| marked.push(number));
+            self.look |= control.take_look();
+            for number in marked.drain(..) {
+                self.look_at(app, number, calls);
+            }
+        }
+        self.marked = marked;
+        if self.look || calls.now >= self.looked + LOOK {
+            self.tend(calls);
+        }
+    }
+
+    fn publish(&mut self) {
+        self.stats.set(self.counts().values());
+    }
+
+    fn wakes(&mut self) -> Option<&mut dyn Wakes> {
+        Some(self)
+    }
+
+    fn is_busy(&self) -> bool {
+        self.look
+    }
+
+    fn stop(&mut self, calls: &mut Calls<'_>) {
+        self.door = None;
+        self.guests.clear();
+        for app in 0..self.apps.len() {
+            self.end_application(app, calls);
+        }
+    }
+}
+
+impl Wakes for Serve {
+    fn arm(&mut self) -> Wake<'_> {
+        let busy = self.look || !self.talking.is_empty();
+        // All of them: who marks a session after this wakes the worker.
+        let marked = self.apps.iter().flatten().fold(busy, |any, app| app.shared.control().arm() | any);
+        if marked { Wake::Now } else { Wake::Event(self.watch.as_fd()) }
+    }
+
+    fn disarm(&mut self) {
+        self.look = true;
+        for app in self.apps.iter().flatten() {
+            app.shared.control().disarm();
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! An application: processes that share memory and sessions.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use offcore_session::control::{Owner, PROCESSES, SESSIONS};
+use offcore_session::message::KEY;
+use offcore_session::shared::Shared;
+use offcore_session::slot::Slot;
+use offcore_session::{Memory, Place, Segments};
+
+use super::layer::AppId;
+use super::session::Session;
+
+/// One application.
+#[derive(Debug)]
+pub(super) struct Application {
+    pub(super) id: AppId,
+    /// What its processes name it by.
+    pub(super) key: [u8; KEY],
+    /// The user that may join it.
+    pub(super) user: u32,
+    pub(super) memory: Arc<Memory>,
+    pub(super) shared: Shared,
+    /// Wakes the stack. It is never read: each write is an event.
+    pub(super) event: OwnedFd,
+    processes: Vec<Option<Process>>,
+    living: usize,
+    sessions: Vec<Option<Box<Session>>>,
+    /// Numbers below `sessions.len()` that no session has.
+    free: BinaryHeap<Reverse<u32>>,
+}
+
+/// One of its processes.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) generation: u32,
+    /// Its number in the system.
+    pub(super) pid: i32,
+    /// Its socket, until it closes that.
+    pub(super) channel: Option<OwnedFd>,
+    /// Readable when it has ended; none where that cannot be seen.
+    pub(super) pidfd: Option<OwnedFd>,
+}
+
+impl Application {
+    pub(super) fn new(
+        id: AppId,
+        key: [u8; KEY],
+        user: u32,
+        memory: Arc<Memory>,
+        shared: Shared,
+        event: OwnedFd,
+    ) -> Self {
+        Self {
+            id,
+            key,
+            user,
+            memory,
+            shared,
+            event,
+            processes: Vec::new(),
+            living: 0,
+            sessions: Vec::new(),
+            free: BinaryHeap::new(),
+        }
+    }
+
+    /// Its processes that live, and its sessions.
+    pub(super) fn living(&self) -> usize {
+        self.living
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.sessions.len() - self.free.len()
+    }
+
+    /// Whether nothing of it is left.
+    pub(super) fn is_over(&self) -> bool {
+        self.living == 0 && self.len() == 0
+    }
+
+    pub(super) fn slot(&self, place: Place) -> Option<&Slot> {
+        self.memory.slot(place)
+    }
+
+    /// Adds a process; its number. `None` when there are as many as may be.
+    pub(super) fn add_process(&mut self, process: Process) -> Option<(usize, Owner)> {
+        let free = self.processes.iter().position(Option::is_none);
+        let number = free.unwrap_or(self.processes.len());
+        let owner = Owner::new(number, process.generation).filter(|_| number < PROCESSES)?;
+        self.shared.processes().set(number, process.generation);
+        if number == self.processes.len() {
+            self.processes.push(None);
+        }
+        self.processes[number] = Some(process);
+        self.living += 1;
+        Some((number, owner))
+    }
+
+    /// The process that an event is of, when it still lives.
+    pub(super) fn process(&mut self, number: u32, generation: u32) -> Option<&mut Process> {
+        let process = self.processes.get_mut(number as usize)?.as_mut();
+        process.filter(|process| process.generation == generation)
+    }
+
+    /// The number and generation of the process that the system calls `pid`.
+    pub(super) fn find_process(&self, pid: i32) -> Option<(u32, u32)> {
+        let found = self.processes.iter().zip(0..).find_map(|(process, number)| {
+            process.as_ref().filter(|process| process.pid == pid).map(|process| (number, process.generation))
+        });
+        found
+    }
+
+    /// A process is gone.
+    pub(super) fn remove_process(&mut self, number: u32) -> Option<Process> {
+        let process = self.processes.get_mut(number as usize)?.take()?;
+        self.shared.processes().set(number as usize, 0);
+        self.living -= 1;
+        Some(process)
+    }
+
+    /// The sockets of its processes.
+    pub(super) fn channels(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let processes = self.processes.iter().flatten();
+        processes.filter_map(|process| process.channel.as_ref()).map(AsFd::as_fd)
+    }
+
+    /// The number that the next session gets: the lowest that is free. `None` when there are as many as may be.
+    pub(super) fn next_number(&self) -> Option<u32> {
+        match self.free.peek() {
+            Some(Reverse(number)) => Some(*number),
+            None if self.sessions.len() < SESSIONS => Some(self.sessions.len() as u32),
+            None => None,
+        }
+    }
+
+    /// Adds a session by the [next number](Self::next_number).
+    pub(super) fn add_session(&mut self, session: Box<Session>) -> Option<u32> {
+        let number = self.next_number()?;
+        if self.free.pop().is_some() {
+            self.sessions[number as usize] = Some(session);
+        } else {
+            self.sessions.push(Some(session));
+        }
+        Some(number)
+    }
+
+    pub(super) fn session(&self, number: u32) -> Option<&Session> {
+        self.sessions.get(number as usize)?.as_deref()
+    }
+
+    pub(super) fn session_mut(&mut self, number: u32) -> Option<&mut Session> {
+        self.sessions.get_mut(number as usize)?.as_deref_mut()
+    }
+
+    /// A session, and what it shares.
+    pub(super) fn both(&mut self, number: u32) -> Option<(&mut Session, &Slot)> {
+        let session = self.sessions.get_mut(number as usize)?.as_deref_mut()?;
+        let slot = self.memory.slot(session.place)?;
+        Some((session, slot))
+    }
+
+    pub(super) fn remove_session(&mut self, number: u32) -> Option<Box<Session>> {
+        let session = self.sessions.get_mut(number as usize)?.take()?;
+        self.free.push(Reverse(number));
+        Some(session)
+    }
+
+    /// All its sessions.
+    pub(super) fn sessions(&self) -> impl Iterator<Item = &Session> {
+        self.sessions.iter().flatten().map(|session| &**session)
+    }
+
+    /// Numbers of all its sessions.
+    pub(super) fn numbers(&self) -> Vec<u32> {
+        let sessions = self.sessions.iter().zip(0..);
+        sessions.filter(|(session, _)| session.is_some()).map(|(_, number)| number).collect()
+    }
+
+    /// The session whose application's end the kernel calls `cookie`.
+    pub(super) fn find_session(&self, cookie: u64) -> Option<&Session> {
+        self.sessions.iter().flatten().find(|session| session.cookie == cookie).map(|session| &**session)
+    }
+}

@@ -1,0 +1,422 @@
+//! What processes ask for, and what they are answered. Nothing waits: what takes time is told of by the session's end.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use offcore_session::message::{
+    Answer, Call, INFO, MOST_DESCRIPTORS, NONE, Question, SHARE_PORT, Session as Named,
+};
+use offcore_session::slot::state;
+use offcore_tcp::proto::{CallError, Info};
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_cookie;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::key::{Key, Source};
+use super::session::{DATAGRAM, Listener, STREAM, What, number as error_number, write_addresses};
+use super::sessions::Beginning;
+use super::{Serve, layer, wire};
+use crate::host::Calls;
+
+/// Questions of one process that are answered in a round, at most.
+const QUESTIONS: usize = 64;
+/// Ports that are chosen from for a session that is bound to none: as those of connections.
+const PORTS: std::ops::RangeInclusive<u16> = 32768..=60999;
+
+/// States of a connection without any, as Linux numbers them.
+const CLOSE: u32 = 7;
+const LISTEN: u32 = 10;
+
+/// An answer, and what goes with it.
+struct Reply {
+    answer: Answer,
+    end: Option<OwnedFd>,
+}
+
+impl Reply {
+    fn of(named: Named, end: Option<OwnedFd>) -> Self {
+        let descriptors = end.is_some().into();
+        Self { answer: Answer { session: named, descriptors, ..Answer::of(0) }, end }
+    }
+}
+
+impl Serve {
+    /// A process says something.
+    pub(super) fn hear(&mut self, key: Key, calls: &mut Calls<'_>) {
+        let app = usize::from(key.app);
+        for _ in 0..QUESTIONS {
+            let Some(channel) = self.channel(key) else { return };
+            let mut bytes = [0; Question::LEN + 1];
+            let received = match wire::receive(channel, &mut bytes) {
+                Ok(received) if received.len > 0 => received,
+                Err(Errno::AGAIN) => return,
+                Err(Errno::MSGSIZE) => return self.close_channel(key, true, calls),
+                _ => return self.close_channel(key, false, calls),
+            };
+            let question = (received.len == Question::LEN).then(|| Question::from_bytes(&bytes)).flatten();
+            let Some(question) = question else { return self.close_channel(key, true, calls) };
+            let descriptor = received.descriptors.into_iter().next();
+            if question.call == Call::Fork {
+                match descriptor {
+                    Some(socket) => self.fork(app, socket, calls),
+                    None => return self.close_channel(key, true, calls),
+                }
+                continue;
+            }
+            let reply = self.answer(app, &question, descriptor, calls);
+            if !self.reply(key, &question, reply) {
+                return self.close_channel(key, false, calls);
+            }
+        }
+        self.talking.push(key);
+    }
+
+    fn channel(&mut self, key: Key) -> Option<BorrowedFd<'_>> {
+        let process = self.app(key.app.into())?.process(key.number, key.generation)?;
+        process.channel.as_ref().map(AsFd::as_fd)
+    }
+
+    /// A process has closed its socket, or said what means nothing.
+    fn close_channel(&mut self, key: Key, misused: bool, calls: &mut Calls<'_>) {
+        let app = usize::from(key.app);
+        if misused {
+            self.misuse("a process says what is no message: its socket is closed", app, calls.now);
+        }
+        let Some(process) = self.app(app).and_then(|app| app.process(key.number, key.generation)) else {
+            return;
+        };
+        let (channel, lives) = (process.channel.take(), process.pidfd.is_some());
+        if let Some(channel) = channel {
+            self.watch.remove(channel.as_fd());
+        }
+        if !lives {
+            self.process_ended(app, key.number, key.generation, calls);
+        }
+    }
+
+    /// Sends an answer. `false`: the process does not take it.
+    fn reply(&mut self, key: Key, question: &Question, reply: Result<Reply, Errno>) -> bool {
+        let Some(application) = self.app(key.app.into()) else { return false };
+        let memory = Arc::clone(&application.memory);
+        let Some(channel) = self.channel(key) else { return false };
+        let Reply { mut answer, end } = match reply {
+            Ok(reply) => reply,
+            Err(error) => Reply { answer: Answer::of(error_number(error)), end: None },
+        };
+        let descriptors: Vec<_> = match question.call {
+            Call::Segments => {
+                let segments = memory.segments().skip(question.number as usize);
+                segments.take(MOST_DESCRIPTORS).map(|(fd, _)| fd).collect()
+            }
+            _ => end.iter().map(AsFd::as_fd).collect(),
+        };
+        answer.descriptors = descriptors.len() as u32;
+        wire::send(channel, &answer.to_bytes(), &descriptors).is_ok()
+    }
+
+    fn answer(
+        &mut self,
+        app: usize,
+        question: &Question,
+        descriptor: Option<OwnedFd>,
+        calls: &mut Calls<'_>,
+    ) -> Result<Reply, Errno> {
+        match question.call {
+            Call::Segments | Call::Fork => Ok(Reply::of(Named::default(), None)),
+            Call::Bind => self.bind(app, question, calls),
+            Call::Connect => self.connect(app, question, calls),
+            Call::Listen => self.listen(app, question, descriptor, calls),
+            Call::Adopt => self.adopt(app, descriptor.ok_or(Errno::BADF)?),
+            Call::Info => self.info(app, question.number, calls),
+        }
+    }
+
+    /// A session with an address.
+    fn bind(&mut self, app: usize, question: &Question, calls: &mut Calls<'_>) -> Result<Reply, Errno> {
+        let local = question.local.ok_or(Errno::INVAL)?;
+        let id = self.app(app).ok_or(Errno::BADF)?.id;
+        let address = Some(local.ip()).filter(|address| !address.is_unspecified());
+        let begin = match question.value {
+            STREAM => {
+                if address.is_some_and(|address| !calls.stack.has_address(address)) {
+                    return Err(Errno::ADDRNOTAVAIL);
+                }
+                let port = self.stream_port(address, local.port())?;
+                let place = layer::take_slot(calls.stack, id).ok_or(Errno::NOBUFS)?;
+                let local = SocketAddr::new(local.ip(), port);
+                let what = What::Bound(address, port);
+                Beginning { place, what, state: state::BOUND, local: Some(local), remote: None }
+            }
+            DATAGRAM => {
+                let conn = layer::open_datagrams(calls, id, address, local.port()).map_err(errno)?;
+                let port = calls.stack.datagram_address(conn).map_or(0, |(_, port)| port);
+                let Some(place) = calls.stack.slot(conn) else { return Err(Errno::NOBUFS) };
+                let local = SocketAddr::new(local.ip(), port);
+                let what = What::Datagrams(conn);
+                Beginning { place, what, state: state::BOUND, local: Some(local), remote: None }
+            }
+            _ => return Err(Errno::PROTOTYPE),
+        };
+        self.made(app, begin, calls)
+    }
+
+    /// Makes a session and tells of it; what it was made for goes back when it cannot be.
+    fn made(&mut self, app: usize, begin: Beginning, calls: &mut Calls<'_>) -> Result<Reply, Errno> {
+        let place = begin.place;
+        let conn = match &begin.what {
+            What::Stream(conn) | What::Datagrams(conn) => Some(*conn),
+            _ => None,
+        };
+        let listener = match &begin.what {
+            What::Listener(listener) => Some(listener.id),
+            _ => None,
+        };
+        let id = self.app(app).ok_or(Errno::BADF)?.id;
+        match self.make(app, begin) {
+            Ok(made) => Ok(Reply::of(made.named, Some(made.end))),
+            Err(error) => {
+                if let Some(listener) = listener {
+                    calls.stack.unlisten(calls.now, listener, calls.out);
+                }
+                match conn {
+                    Some(conn) => calls.close(conn),
+                    None => layer::give_slot(calls.stack, id, place),
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The port of a stream that is bound: the one that is wanted, or one that nobody has.
+    fn stream_port(&self, address: Option<IpAddr>, port: u16) -> Result<u16, Errno> {
+        let overlap = |other: Option<IpAddr>| other.is_none() || address.is_none() || other == address;
+        let sessions = || self.apps.iter().flatten().flat_map(|app| app.sessions());
+        if port != 0 {
+            // Others may have bound it, too: who listens first has it.
+            let has = |what: &What| {
+                matches!(what, What::Listener(listener)
+                    if listener.port == port && overlap(listener.address) && !listener.shares)
+            };
+            return if sessions().any(|session| has(&session.what)) {
+                Err(Errno::ADDRINUSE)
+            } else {
+                Ok(port)
+            };
+        }
+        let mut taken = HashSet::new();
+        for session in sessions() {
+            match &session.what {
+                What::Bound(other, port) if overlap(*other) => drop(taken.insert(*port)),
+                What::Listener(listener) if overlap(listener.address) => drop(taken.insert(listener.port)),
+                _ => {}
+            }
+        }
+        let mut bytes = [0; 4];
+        getrandom(&mut bytes, GetRandomFlags::NONBLOCK)?;
+        let (first, count) = (u32::from(*PORTS.start()), PORTS.len() as u32);
+        let from = u32::from_ne_bytes(bytes) % count;
+        let mut ports = (0..count).map(|n| (first + (from + n) % count) as u16);
+        ports.find(|port| !taken.contains(port)).ok_or(Errno::ADDRINUSE)
+    }
+
+    /// A connection, of a session that has an address or of a new one; or the peer of a datagram socket.
+    fn connect(&mut self, app: usize, question: &Question, calls: &mut Calls<'_>) -> Result<Reply, Errno> {
+        let to = question.remote.ok_or(Errno::INVAL)?;
+        let application = self.app(app).ok_or(Errno::BADF)?;
+        let id = application.id;
+        if question.number == NONE {
+            let conn = layer::connect(calls, id, None, to).map_err(errno)?;
+            let Some(place) = calls.stack.slot(conn) else { return Err(Errno::NOBUFS) };
+            let local = calls.stack.info(conn).map(|info| info.local);
+            let what = What::Stream(conn);
+            let begin = Beginning { place, what, state: state::CONNECTING, local, remote: Some(to) };
+            return self.made(app, begin, calls);
+        }
+        let (session, slot) = application.both(question.number).ok_or(Errno::BADF)?;
+        let named = Named { place: session.place.number(), generation: session.generation };
+        match session.what {
+            What::Datagrams(conn) => {
+                let (address, port) = calls.stack.datagram_address(conn).ok_or(Errno::BADF)?;
+                let address = address.unwrap_or(unspecified(to));
+                write_addresses(slot, Some(SocketAddr::new(address, port)), Some(to));
+            }
+            What::Bound(address, port) => {
+                let from = SocketAddr::new(address.unwrap_or(unspecified(to)), port);
+                let conn = layer::connect(calls, id, Some(from), to).map_err(errno)?;
+                if !calls.stack.set_slot(conn, session.place) {
+                    calls.close(conn);
+                    return Err(Errno::NOBUFS);
+                }
+                let local = calls.stack.info(conn).map_or(from, |info| info.local);
+                write_addresses(slot, Some(local), Some(to));
+                slot.set_state(state::CONNECTING);
+                session.what = What::Stream(conn);
+                self.by_conn.insert(conn, (app, question.number));
+            }
+            What::Stream(_) | What::Gone => return Err(Errno::ISCONN),
+            What::Listener(_) => return Err(Errno::INVAL),
+        }
+        Ok(Reply::of(named, None))
+    }
+
+    /// Connections come to a session that has an address, or to a new one.
+    fn listen(
+        &mut self,
+        app: usize,
+        question: &Question,
+        kernel: Option<OwnedFd>,
+        calls: &mut Calls<'_>,
+    ) -> Result<Reply, Errno> {
+        let shares = question.value & SHARE_PORT != 0;
+        let backlog = (question.value & !SHARE_PORT).clamp(1, u16::MAX.into()) as usize;
+        let application = self.app(app).ok_or(Errno::BADF)?;
+        let id = application.id;
+        let bound = match application.session(question.number).map(|session| &session.what) {
+            _ if question.number == NONE => None,
+            Some(What::Bound(address, port)) => Some((*address, *port)),
+            // Only the backlog would change.
+            Some(What::Listener(_)) => return self.named(app, question.number),
+            Some(_) => return Err(Errno::INVAL),
+            None => return Err(Errno::BADF),
+        };
+        let (address, port) = match (bound, question.local) {
+            (Some(bound), _) => bound,
+            (None, Some(local)) => (None, self.stream_port(None, local.port())?),
+            (None, None) => return Err(Errno::INVAL),
+        };
+        let listener = layer::listen(calls, id, address, port, backlog, shares).map_err(errno)?;
+        let what = What::Listener(Listener {
+            id: listener,
+            address,
+            port,
+            shares,
+            kernel,
+            held: None,
+            waits: false,
+            armed: false,
+        });
+        let (number, reply) = match bound {
+            Some(_) => self.become_listener(app, question.number, what)?,
+            None => {
+                let Some(place) = layer::take_slot(calls.stack, id) else {
+                    calls.stack.unlisten(calls.now, listener, calls.out);
+                    return Err(Errno::NOBUFS);
+                };
+                let any = question.local.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |local| local.ip());
+                let local = Some(SocketAddr::new(any, port));
+                let begin = Beginning { place, what, state: state::LISTENING, local, remote: None };
+                let reply = self.made(app, begin, calls)?;
+                let number = self.by_listener.get(&listener).map_or(NONE, |(_, number)| *number);
+                (number, reply)
+            }
+        };
+        self.begin_to_listen(app, number, backlog, calls);
+        Ok(reply)
+    }
+
+    fn become_listener(&mut self, app: usize, number: u32, what: What) -> Result<(u32, Reply), Errno> {
+        let Self { apps, by_listener, .. } = self;
+        let application = apps.get_mut(app).and_then(Option::as_deref_mut).ok_or(Errno::BADF)?;
+        let (session, slot) = application.both(number).ok_or(Errno::BADF)?;
+        if let What::Listener(listener) = &what {
+            by_listener.insert(listener.id, (app, number));
+        }
+        session.what = what;
+        slot.set_state(state::LISTENING);
+        let named = Named { place: session.place.number(), generation: session.generation };
+        Ok((number, Reply::of(named, None)))
+    }
+
+    /// Makes room for the queue, and watches the kernel's listener.
+    fn begin_to_listen(&mut self, app: usize, number: u32, backlog: usize, calls: &mut Calls<'_>) {
+        let Self { apps, watch, .. } = self;
+        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        let Some(session) = application.and_then(|app| app.session(number)) else { return };
+        if let Some(ours) = session.ours() {
+            super::pair::set_backlog(ours, backlog);
+        }
+        if let What::Listener(Listener { kernel: Some(kernel), .. }) = &session.what {
+            let key = Key::new(Source::Kernel, app, number, session.generation);
+            let _ = watch.add(kernel.as_fd(), key, EventFlags::IN);
+        }
+        self.listener_goes_on(app, number, calls);
+    }
+
+    /// An answer that names a session.
+    fn named(&mut self, app: usize, number: u32) -> Result<Reply, Errno> {
+        let session = self.app(app).and_then(|app| app.session(number)).ok_or(Errno::BADF)?;
+        Ok(Reply::of(Named { place: session.place.number(), generation: session.generation }, None))
+    }
+
+    /// Which session an end is of.
+    fn adopt(&mut self, app: usize, end: OwnedFd) -> Result<Reply, Errno> {
+        let cookie = socket_cookie(&end)?;
+        let application = self.app(app).ok_or(Errno::BADF)?;
+        let session = application.find_session(cookie).ok_or(Errno::BADF)?;
+        Ok(Reply::of(Named { place: session.place.number(), generation: session.generation }, None))
+    }
+
+    fn info(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) -> Result<Reply, Errno> {
+        let application = self.app(app).ok_or(Errno::BADF)?;
+        let session = application.session(number).ok_or(Errno::BADF)?;
+        let mut words = [0; INFO];
+        words[0] = match &session.what {
+            What::Listener(_) => LISTEN,
+            _ => CLOSE,
+        };
+        if let Some(info) = session.conn().and_then(|conn| calls.stack.info(conn)) {
+            words = info_words(&info);
+        }
+        let mut reply = Reply::of(Named::default(), None);
+        reply.answer.info = words;
+        Ok(reply)
+    }
+}
+
+/// The address that stands for any, of the family of another one.
+fn unspecified(like: SocketAddr) -> IpAddr {
+    if like.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
+}
+
+/// What is told of a connection: see [`INFO`].
+fn info_words(info: &Info) -> [u32; INFO] {
+    let state = match info.state {
+        "ESTABLISHED" => 1,
+        "SYN-SENT" => 2,
+        "SYN-RECEIVED" => 3,
+        "FIN-WAIT-1" => 4,
+        "FIN-WAIT-2" => 5,
+        "CLOSE-WAIT" => 8,
+        "LAST-ACK" => 9,
+        "CLOSING" => 11,
+        _ => CLOSE,
+    };
+    let mss = u64::from(info.mss).max(1);
+    let word = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+    [
+        state,
+        word(info.rto),
+        word(mss),
+        word(mss),
+        word(info.unacknowledged),
+        word(info.srtt),
+        word(info.rttvar),
+        word(info.cwnd / mss),
+        word(info.ssthresh / mss),
+        [info.stats.fast, info.stats.timeout, info.stats.probes].into_iter().fold(0, u32::saturating_add),
+    ]
+}
+
+/// Why a call was refused, as an `errno`.
+fn errno(error: CallError) -> Errno {
+    match error {
+        CallError::NoRoute => Errno::NETUNREACH,
+        CallError::Tentative | CallError::NotOurs | CallError::NoPort => Errno::ADDRNOTAVAIL,
+        CallError::InUse => Errno::ADDRINUSE,
+        CallError::TooMany => Errno::NOBUFS,
+        CallError::Gone | CallError::NotOpen | CallError::Misuse => Errno::BADF,
+    }
+}

@@ -1,0 +1,123 @@
+//! What the kernel tells of: descriptors, by what they are of.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+/// Events that are taken at a time.
+pub(super) const AT_ONCE: usize = 256;
+
+/// What a descriptor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Source {
+    /// Where processes attach.
+    Door,
+    /// A process that has not said who it is.
+    Guest,
+    /// A process's socket, and the process.
+    Channel,
+    Process,
+    /// What an application wakes the stack by.
+    Event,
+    /// Our end of a session, and what outlives it.
+    End,
+    Pipe,
+    /// A listener of the kernel's.
+    Kernel,
+}
+
+const SOURCES: [Source; 8] = [
+    Source::Door,
+    Source::Guest,
+    Source::Channel,
+    Source::Process,
+    Source::Event,
+    Source::End,
+    Source::Pipe,
+    Source::Kernel,
+];
+
+/// Names a descriptor. The generation tells what it is of from what had the number before: an event may be of something
+/// that an earlier one of the same call has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key {
+    pub(super) source: Source,
+    /// Number of the application.
+    pub(super) app: u8,
+    /// Number of the process or session in it.
+    pub(super) number: u32,
+    pub(super) generation: u32,
+}
+
+impl Key {
+    pub(super) fn new(source: Source, app: usize, number: u32, generation: u32) -> Self {
+        Self { source, app: app as u8, number, generation }
+    }
+
+    fn word(self) -> u64 {
+        let high = (self.source as u64) << 24 | u64::from(self.app) << 16 | u64::from(self.number & 0xffff);
+        high << 32 | u64::from(self.generation)
+    }
+
+    fn from_word(word: u64) -> Self {
+        let high = word >> 32;
+        Self {
+            source: SOURCES[(high >> 24) as usize % SOURCES.len()],
+            app: (high >> 16) as u8,
+            number: high as u32 & 0xffff,
+            generation: word as u32,
+        }
+    }
+}
+
+/// A set of descriptors. Each event is told once: whoever hears of it goes on until there is no more.
+#[derive(Debug)]
+pub(super) struct Watch {
+    epoll: OwnedFd,
+}
+
+impl Watch {
+    pub(super) fn new() -> Result<Self, Errno> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Self { epoll })
+    }
+
+    /// Readable when there are events.
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Adds a descriptor, which is there until it is closed everywhere. That it has hung up is told without being asked for.
+    pub(super) fn add(&self, fd: BorrowedFd<'_>, key: Key, wanted: epoll::EventFlags) -> Result<(), Errno> {
+        let flags = wanted | epoll::EventFlags::ET;
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(key.word()), flags)
+    }
+
+    /// Changes what is wanted of it, or what it is. An event that is there is told anew.
+    pub(super) fn change(
+        &self,
+        fd: BorrowedFd<'_>,
+        key: Key,
+        wanted: epoll::EventFlags,
+    ) -> Result<(), Errno> {
+        let flags = wanted | epoll::EventFlags::ET;
+        epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(key.word()), flags)
+    }
+
+    /// Takes a descriptor out that others have, too.
+    pub(super) fn remove(&self, fd: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// Takes what there is, [`AT_ONCE`] at most.
+    pub(super) fn take(&self, into: &mut Vec<(Key, epoll::EventFlags)>) {
+        let mut space = [const { MaybeUninit::uninit() }; AT_ONCE];
+        // It fails where a signal comes: the next call finds what there is.
+        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut space[..], Some(&Timespec::default())) {
+            into.extend(events.iter().map(|event| (Key::from_word(event.data.u64()), event.flags)));
+        }
+    }
+}

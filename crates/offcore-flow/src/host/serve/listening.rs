@@ -1,0 +1,187 @@
+//! Connections that come: the stack's, and those of the kernel's listener that belongs to a session.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use offcore_session::message::{Accepted, Session as Named};
+use offcore_session::slot::state;
+use offcore_tcp::proto::ConnId;
+use rustix::event::epoll::EventFlags;
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+
+use super::key::{Key, Source};
+use super::session::{Listener, What};
+use super::sessions::Beginning;
+use super::{Serve, wire};
+use crate::host::Calls;
+
+/// A connection on its way to the application.
+type Passed = (Accepted, OwnedFd);
+
+impl Serve {
+    fn listener(&mut self, app: usize, number: u32) -> Option<&mut Listener> {
+        match &mut self.app(app)?.session_mut(number)?.what {
+            What::Listener(listener) => Some(listener),
+            _ => None,
+        }
+    }
+
+    /// The kernel tells of a listener: its queue has room, or its kernel's has a connection.
+    pub(super) fn listener_may_go_on(
+        &mut self,
+        app: usize,
+        number: u32,
+        generation: u32,
+        calls: &mut Calls<'_>,
+    ) {
+        let session = self.app(app).and_then(|app| app.session(number));
+        if session.is_some_and(|session| session.generation == generation) {
+            self.listener_goes_on(app, number, calls);
+        }
+    }
+
+    /// Looks again at listeners whose queue was full, or which lacked descriptors.
+    pub(super) fn listeners_go_on(&mut self, calls: &mut Calls<'_>) {
+        for (app, number) in std::mem::take(&mut self.waiting) {
+            if let Some(listener) = self.listener(app, number) {
+                listener.waits = false;
+            }
+            self.listener_goes_on(app, number, calls);
+        }
+    }
+
+    /// Passes on the connections that there are, as far as the listener's queue has room. The others stay in the stack's
+    /// queue, or the kernel's.
+    pub(super) fn listener_goes_on(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
+        let Some(listener) = self.listener(app, number) else { return };
+        let (id, held) = (listener.id, listener.held.take());
+        if held.is_some_and(|held| !self.pass(app, number, held)) {
+            return;
+        }
+        while let Some(conn) = calls.stack.accept(id) {
+            match self.incoming(app, number, conn, calls) {
+                Ok(passed) => {
+                    if !self.pass(app, number, passed) {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    calls.stack.abort(calls.now, conn, calls.out);
+                    self.refuse(calls.now, "a connection is reset: there is no session for it", error);
+                }
+            }
+        }
+        if self.pass_kernels(app, number) {
+            self.set_armed(app, number, false);
+        }
+    }
+
+    /// The same for the kernel's connections. `false`: there may be more later.
+    fn pass_kernels(&mut self, app: usize, number: u32) -> bool {
+        loop {
+            let Some(listener) = self.listener(app, number) else { return false };
+            let Some(kernel) = &listener.kernel else { return true };
+            // The application has it, too, and could have made it one that blocks.
+            let _ = fcntl_setfl(kernel, OFlags::NONBLOCK);
+            match accept_with(kernel, SocketFlags::CLOEXEC) {
+                Ok(fd) => {
+                    if !self.pass(app, number, (Accepted { session: Named::default() }, fd)) {
+                        return false;
+                    }
+                }
+                // That one is gone; there may be others.
+                Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO | Errno::PERM) => {}
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                    // It stays in the kernel's queue, and the kernel does not tell of it again.
+                    self.wait(app, number);
+                    return false;
+                }
+                Err(_) => return true,
+            }
+        }
+    }
+
+    /// A session for a connection that has come.
+    fn incoming(
+        &mut self,
+        app: usize,
+        number: u32,
+        conn: ConnId,
+        calls: &mut Calls<'_>,
+    ) -> Result<Passed, Errno> {
+        let (place, info) = (calls.stack.slot(conn), calls.stack.info(conn));
+        let begin = Beginning {
+            place: place.ok_or(Errno::NOMEM)?,
+            what: What::Stream(conn),
+            state: state::OPEN,
+            local: info.map(|info| info.local),
+            remote: info.map(|info| info.remote),
+        };
+        let place = begin.place;
+        let made = self.make(app, begin)?;
+        if let Some(application) = self.app(app)
+            && let Some(from) = application.session(number).and_then(|of| application.slot(of.place))
+            && let Some(to) = application.slot(place)
+        {
+            let (from, to) = (&from.wishes, &to.wishes);
+            for (from, to) in [
+                (&from.options, &to.options),
+                (&from.keep_idle, &to.keep_idle),
+                (&from.keep_interval, &to.keep_interval),
+                (&from.keep_count, &to.keep_count),
+            ] {
+                to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+        }
+        // What has come with the handshake, or while it was not accepted, has been told to nobody.
+        self.look_at(app, made.number, calls);
+        if calls.stack.has_ended(conn) {
+            self.peer_ended(conn);
+        }
+        Ok((Accepted { session: made.named }, made.end))
+    }
+
+    /// Puts a connection into a listener's queue. `false`: it is full, and the connection waits; or nobody listens.
+    fn pass(&mut self, app: usize, number: u32, (accepted, end): Passed) -> bool {
+        let session = self.app(app).and_then(|app| app.session(number));
+        let Some(ours) = session.and_then(|session| session.ours()) else { return false };
+        match wire::send(ours, &accepted.to_bytes(), &[end.as_fd()]) {
+            Ok(()) => true,
+            // No room, or (`ETOOMANYREFS`) as many descriptors under way as this user may have.
+            Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => {
+                if let Some(listener) = self.listener(app, number) {
+                    listener.held = Some((accepted, end));
+                }
+                self.wait(app, number);
+                self.set_armed(app, number, true);
+                false
+            }
+            // It is closed, which is told of in a moment: the end is closed here, and with it the session.
+            Err(_) => false,
+        }
+    }
+
+    /// A listener is looked at again in a while.
+    fn wait(&mut self, app: usize, number: u32) {
+        let Some(listener) = self.listener(app, number) else { return };
+        if !std::mem::replace(&mut listener.waits, true) {
+            self.waiting.push((app, number));
+        }
+    }
+
+    /// Whether a listener's end tells when its queue has room again.
+    fn set_armed(&mut self, app: usize, number: u32, on: bool) {
+        let Self { apps, watch, .. } = self;
+        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        let Some(session) = application.and_then(|app| app.session_mut(number)) else { return };
+        let key = Key::new(Source::End, app, number, session.generation);
+        let What::Listener(listener) = &mut session.what else { return };
+        if std::mem::replace(&mut listener.armed, on) != on
+            && let Some(ours) = session.ours()
+        {
+            let _ = watch.change(ours, key, if on { EventFlags::OUT } else { EventFlags::empty() });
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! A session's pair of sockets: what [`offcore_session::wake`] says of it, and whether this kernel does that.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, ioctl_fionbio, ioctl_fionread};
+use rustix::net::sockopt::{
+    set_socket_send_buffer_size, set_socket_send_buffer_size_force, socket_send_buffer_size,
+};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+
+use super::ServeError;
+
+/// Bytes that close the gate, at most.
+const GATE: u32 = 8;
+/// Sizes of a send buffer that are tried: this one, and so many more of so many bytes each.
+const SMALLEST: usize = 2048;
+const STEP: usize = 256;
+const STEPS: usize = 128;
+/// Bytes of kernel memory that a message in a listener's queue takes, about.
+const MESSAGE: usize = 1024;
+
+/// How pairs are made on this kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pairs {
+    /// `SO_SNDBUF` of the application's end, as it is asked for.
+    buffer: usize,
+    /// Bytes that close the gate.
+    pub(super) gate: u32,
+}
+
+/// Both ends of a session.
+#[derive(Debug)]
+pub(super) struct Pair {
+    /// The application's end.
+    pub(super) app: OwnedFd,
+    pub(super) ours: OwnedFd,
+}
+
+impl Pairs {
+    /// Tries how large the send buffer has to be, and how many bytes close the gate.
+    pub(super) fn calibrate() -> Result<Self, ServeError> {
+        for buffer in (0..STEPS).map(|step| SMALLEST + step * STEP) {
+            let tried = Self { buffer, gate: 0 };
+            let trial = |source| ServeError::System { what: "trying a pair of sockets", source };
+            let pair = tried.pair(false).map_err(trial)?;
+            if let Some(gate) = tried.try_gate(&pair).map_err(trial)? {
+                return Ok(Self { buffer, gate });
+            }
+        }
+        Err(ServeError::Pair)
+    }
+
+    /// How many bytes close the gate of a pair; none where it does not do what it should.
+    fn try_gate(&self, pair: &Pair) -> Result<Option<u32>, Errno> {
+        for gate in 1..=GATE {
+            if !shows_out(pair.app.as_fd())? {
+                return Ok(None);
+            }
+            put(pair.app.as_fd())?;
+            if !shows_out(pair.app.as_fd())? {
+                open_gate(pair.ours.as_fd());
+                let opened = shows_out(pair.app.as_fd())? && ioctl_fionread(&pair.ours)? == 1;
+                return Ok(opened.then_some(gate));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A pair with the byte over which the stack's end closes. The application's end blocks until the application says
+    /// otherwise.
+    pub(super) fn pair(&self, closed: bool) -> Result<Pair, Errno> {
+        let (app, ours) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        set_socket_send_buffer_size(&app, self.buffer)?;
+        ioctl_fionbio(&ours, true)?;
+        for _ in 0..if closed { self.gate + 1 } else { 1 } {
+            put(app.as_fd())?;
+        }
+        Ok(Pair { app, ours })
+    }
+}
+
+/// Whether `poll` shows that a descriptor can be written to.
+fn shows_out(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let mut events = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+    poll(&mut events, Some(&Timespec::default()))?;
+    Ok(events[0].revents().contains(PollFlags::OUT))
+}
+
+/// Writes one byte.
+fn put(to: BorrowedFd<'_>) -> Result<(), Errno> {
+    send(to, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(drop)
+}
+
+/// Writes the token. Where it fails the application's end is closed, or full of tokens.
+pub(super) fn put_token(ours: BorrowedFd<'_>) {
+    let _ = put(ours);
+}
+
+/// Opens the gate: reads all but one byte. Blocking calls may have written more than what closes it.
+pub(super) fn open_gate(ours: BorrowedFd<'_>) {
+    let Ok(there) = ioctl_fionread(ours) else { return };
+    let mut left = usize::try_from(there).unwrap_or(0).saturating_sub(1);
+    let mut bytes = [0; 64];
+    while left > 0 {
+        let at_most = left.min(bytes.len());
+        match recv(ours, &mut bytes[..at_most], RecvFlags::DONTWAIT) {
+            Ok((read, _)) if read > 0 => left -= read.min(left),
+            _ => return,
+        }
+    }
+}
+
+/// Lets about `messages` messages lie in a listener's queue, as far as this process may.
+pub(super) fn set_backlog(ours: BorrowedFd<'_>, messages: usize) {
+    // The kernel doubles what it is asked for.
+    let size = messages * MESSAGE / 2;
+    if socket_send_buffer_size(ours).is_ok_and(|now| now < 2 * size)
+        && set_socket_send_buffer_size_force(ours, size).is_err()
+    {
+        // Cut to what is allowed: connections beyond wait in the stack.
+        let _ = set_socket_send_buffer_size(ours, size);
+    }
+}

@@ -1,0 +1,355 @@
+//! One session, as the stack has it: what its application wants, and what it is told.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use offcore_session::Place;
+use offcore_session::message::Accepted;
+use offcore_session::slot::{Slot, flags, state, wish};
+use offcore_tcp::proto::{CallError, Cause, ConnId, KeepAlive, Room};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use super::counts::ServeCounts;
+use super::{pair, wire};
+use crate::host::Calls;
+
+/// `SOCK_STREAM` and `SOCK_DGRAM`, as they stand in slots and messages.
+pub(super) const STREAM: u32 = 1;
+pub(super) const DATAGRAM: u32 = 2;
+
+/// What part of the room that there is at most has to be free before the application hears of it.
+const ENOUGH: u64 = 3;
+
+/// What a session is.
+#[derive(Debug)]
+pub(super) enum What {
+    /// It has an address; none is any.
+    Bound(Option<IpAddr>, u16),
+    Listener(Listener),
+    Stream(ConnId),
+    Datagrams(ConnId),
+    /// The stack has let go of what it was.
+    Gone,
+}
+
+/// A session to which connections come.
+#[derive(Debug)]
+pub(super) struct Listener {
+    /// The stack's number of it.
+    pub(super) id: u32,
+    pub(super) address: Option<IpAddr>,
+    pub(super) port: u16,
+    /// Whether others may listen there.
+    pub(super) shares: bool,
+    /// The kernel's listener that belongs to it.
+    pub(super) kernel: Option<OwnedFd>,
+    /// A message that the queue had no room for, and the end that goes with it.
+    pub(super) held: Option<(Accepted, OwnedFd)>,
+    /// It is among those that are looked at again, and its end tells when there is room.
+    pub(super) waits: bool,
+    pub(super) armed: bool,
+}
+
+/// A session.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) place: Place,
+    pub(super) generation: u32,
+    /// What the kernel calls the application's end.
+    pub(super) cookie: u64,
+    pub(super) what: What,
+    /// Our end; none after a reset.
+    ours: Option<OwnedFd>,
+    /// Then this hangs up when the application's last descriptor is closed.
+    pipe: Option<OwnedFd>,
+    /// Options that have been applied, with the numbers of keep-alive.
+    options: u32,
+    keep: [u32; 3],
+    /// The stream to the peer has been ended.
+    ended: bool,
+    /// Flags that the application has been shown, and whether its end shows that nothing more comes.
+    flags: u32,
+    shut: bool,
+    /// It is among those that are announced at the end of the turn.
+    pub(super) queued: bool,
+}
+
+/// What becomes of a session that is over.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// The application's end stays as it is.
+    Stays,
+    /// Our end is closed; [`Session::pipe`] is to be watched.
+    Reset,
+}
+
+impl Session {
+    pub(super) fn new(place: Place, generation: u32, cookie: u64, what: What, ours: OwnedFd) -> Self {
+        Self {
+            place,
+            generation,
+            cookie,
+            what,
+            ours: Some(ours),
+            pipe: None,
+            options: 0,
+            keep: [0; 3],
+            ended: false,
+            flags: 0,
+            shut: false,
+            queued: false,
+        }
+    }
+
+    /// The connection or datagram socket.
+    pub(super) fn conn(&self) -> Option<ConnId> {
+        match self.what {
+            What::Stream(conn) | What::Datagrams(conn) => Some(conn),
+            What::Bound(..) | What::Listener(_) | What::Gone => None,
+        }
+    }
+
+    /// Our end, as long as there is one.
+    pub(super) fn ours(&self) -> Option<BorrowedFd<'_>> {
+        self.ours.as_ref().map(AsFd::as_fd)
+    }
+
+    /// What hangs up at the last close after a reset.
+    pub(super) fn pipe(&self) -> Option<BorrowedFd<'_>> {
+        self.pipe.as_ref().map(AsFd::as_fd)
+    }
+
+    fn is_over(&self) -> bool {
+        self.flags & flags::OVER != 0
+    }
+
+    /// The application has marked it: what it wants is done, as far as it can be.
+    ///
+    /// # Errors
+    /// [`CallError::Misuse`]: what the application has stored means nothing, and the stack has reset the connection.
+    pub(super) fn look(
+        &mut self,
+        slot: &Slot,
+        calls: &mut Calls<'_>,
+        counts: &mut ServeCounts,
+    ) -> Result<(), CallError> {
+        let Some(conn) = self.conn() else { return Ok(()) };
+        let wanted = slot.wishes.options.load(Ordering::Acquire);
+        if matches!(self.what, What::Stream(_)) && !self.is_over() {
+            self.apply(wanted, slot, conn, calls);
+        }
+        if !self.is_over() {
+            misuse(calls.stack.written(calls.now, conn, calls.out))?;
+        }
+        misuse(calls.stack.consumed(calls.now, conn, calls.out))?;
+        if wanted & wish::END != 0 && !self.ended && !self.is_over() {
+            // Before it is open it is not ended; then it is looked at again.
+            self.ended = calls.stack.shutdown(calls.now, conn, calls.out).is_ok();
+        }
+        if calls.stack.unread(conn) > 0 {
+            self.announce(slot, counts);
+        }
+        self.make_room(slot, calls, counts);
+        Ok(())
+    }
+
+    /// Options that have changed are applied.
+    fn apply(&mut self, wanted: u32, slot: &Slot, conn: ConnId, calls: &mut Calls<'_>) {
+        let wishes = &slot.wishes;
+        let keep = [&wishes.keep_idle, &wishes.keep_interval, &wishes.keep_count]
+            .map(|word| word.load(Ordering::Relaxed));
+        let changed = wanted ^ self.options;
+        if changed & wish::NO_DELAY != 0 {
+            let on = wanted & wish::NO_DELAY != 0;
+            let _ = calls.stack.set_nodelay(calls.now, conn, on, calls.out);
+        }
+        let keeps = wanted & wish::KEEP_ALIVE != 0;
+        if changed & wish::KEEP_ALIVE != 0 || keeps && keep != self.keep {
+            let wanted = keeps.then(|| keep_alive(keep));
+            let _ = calls.stack.set_keepalive(calls.now, conn, wanted, calls.out);
+        }
+        (self.options, self.keep) = (wanted, keep);
+    }
+
+    /// Says that there is something to read, unless that is said.
+    pub(super) fn announce(&mut self, slot: &Slot, counts: &mut ServeCounts) {
+        // An end that is shut shows that there is something to read.
+        if !self.shut && slot.wake.announce() {
+            self.put_token(counts);
+        }
+    }
+
+    /// The same, whatever is said: who was to hear it may be dead.
+    pub(super) fn announce_again(&mut self, slot: &Slot, calls: &Calls<'_>, counts: &mut ServeCounts) {
+        if self.conn().is_some_and(|conn| calls.stack.unread(conn) > 0) {
+            slot.wake.announce();
+            self.put_token(counts);
+        }
+    }
+
+    fn put_token(&self, counts: &mut ServeCounts) {
+        if let Some(ours) = self.ours().filter(|_| !self.shut) {
+            pair::put_token(ours);
+            counts.tokens += 1;
+        }
+    }
+
+    /// Opens the gate if the application waits for room and there is some; else the stack will tell.
+    pub(super) fn make_room(&mut self, slot: &Slot, calls: &mut Calls<'_>, counts: &mut ServeCounts) {
+        let Some(conn) = self.conn().filter(|_| slot.wake.wants_room()) else { return };
+        let is_open = slot.state() == state::OPEN || matches!(self.what, What::Datagrams(_));
+        if !self.is_over() {
+            if !is_open {
+                return;
+            }
+            let enough = |calls: &Calls<'_>| {
+                calls.stack.room(conn).is_some_and(|Room { free, of }| free > 0 && free * ENOUGH >= of)
+            };
+            if !enough(calls) {
+                calls.stack.want_room(conn);
+                // Memory that was short may be there now: then nobody will tell.
+                if !enough(calls) {
+                    return;
+                }
+            }
+        }
+        if slot.wake.open() {
+            self.open_gate(counts);
+        }
+    }
+
+    /// Opens the gate, whoever waits.
+    pub(super) fn open(&mut self, slot: &Slot, counts: &mut ServeCounts) {
+        slot.wake.open();
+        self.open_gate(counts);
+    }
+
+    fn open_gate(&self, counts: &mut ServeCounts) {
+        if let Some(ours) = self.ours() {
+            pair::open_gate(ours);
+            counts.gates += 1;
+        }
+    }
+
+    /// A connection that was asked for is there.
+    pub(super) fn connected(&mut self, slot: &Slot, counts: &mut ServeCounts) {
+        slot.set_state(state::OPEN);
+        self.open(slot, counts);
+    }
+
+    /// The peer has ended its stream.
+    pub(super) fn peer_ended(&mut self, slot: &Slot) {
+        self.show(slot, flags::ENDED);
+        self.shut();
+    }
+
+    fn show(&mut self, slot: &Slot, flag: u32) {
+        self.flags |= flag;
+        slot.set_flags(self.flags);
+    }
+
+    fn shut(&mut self) {
+        if let Some(ours) = self.ours.as_ref().filter(|_| !self.shut) {
+            let _ = shutdown(ours, Shutdown::Write);
+            self.shut = true;
+        }
+    }
+
+    /// It is over: the application is told why.
+    pub(super) fn over(&mut self, slot: &Slot, cause: Cause, counts: &mut ServeCounts) -> Ending {
+        let error = error_of(cause);
+        slot.identity.error.store(error, Ordering::Release);
+        self.show(slot, flags::OVER);
+        let ending = if error == 0 || !self.reset(slot, counts) { Ending::Stays } else { Ending::Reset };
+        if ending == Ending::Stays {
+            self.shut();
+            self.open(slot, counts);
+        }
+        ending
+    }
+
+    /// Closes our end over the byte that was not read, so that the other one shows a reset. `false`: it cannot be. The
+    /// pipe's end goes to the application's queue: it is there as long as the application's end.
+    fn reset(&mut self, slot: &Slot, counts: &mut ServeCounts) -> bool {
+        // Nothing can be sent through what is shut: the application hears of it by its next call.
+        let Some(ours) = self.ours.as_ref().filter(|_| !self.shut) else { return false };
+        let Ok((pipe, there)) = pipe_with(PipeFlags::CLOEXEC) else { return false };
+        // Whoever takes a byte takes the token, and leaves the other one alone.
+        let token = slot.wake.announce();
+        if token {
+            pair::put_token(ours.as_fd());
+            counts.tokens += 1;
+        }
+        if wire::send(ours.as_fd(), &[0], &[there.as_fd()]).is_err() {
+            return false;
+        }
+        self.pipe = Some(pipe);
+        self.ours = None;
+        true
+    }
+
+    /// Whether it ends by a reset when the application closes it.
+    pub(super) fn wants_reset(slot: &Slot) -> bool {
+        slot.wishes.options.load(Ordering::Acquire) & wish::RESET != 0
+    }
+}
+
+/// What counts of a refused call: a connection that is gone, or not open, tells so by events.
+fn misuse(result: Result<(), CallError>) -> Result<(), CallError> {
+    match result {
+        Err(CallError::Misuse) => Err(CallError::Misuse),
+        _ => Ok(()),
+    }
+}
+
+/// Seconds and count of probes; 0 is what is usual.
+fn keep_alive([idle, interval, count]: [u32; 3]) -> KeepAlive {
+    let usual = KeepAlive::default();
+    let micros = |seconds: u32, usual| if seconds == 0 { usual } else { u64::from(seconds) * 1_000_000 };
+    KeepAlive {
+        idle: micros(idle, usual.idle),
+        interval: micros(interval, usual.interval),
+        probes: if count == 0 { usual.probes } else { u8::try_from(count).unwrap_or(u8::MAX) },
+    }
+}
+
+/// Why a connection is over, as an `errno`.
+fn error_of(cause: Cause) -> u32 {
+    let error = match cause {
+        Cause::Finished => return 0,
+        Cause::Reset | Cause::Aborted => Errno::CONNRESET,
+        Cause::Refused => Errno::CONNREFUSED,
+        Cause::TimedOut => Errno::TIMEDOUT,
+        Cause::Unreachable => Errno::HOSTUNREACH,
+    };
+    number(error)
+}
+
+/// An error as it goes over sockets and in slots.
+pub(super) fn number(error: Errno) -> u32 {
+    error.raw_os_error().unsigned_abs()
+}
+
+/// Says in a slot who both ends are.
+pub(super) fn write_addresses(slot: &Slot, local: Option<SocketAddr>, remote: Option<SocketAddr>) {
+    let identity = &slot.identity;
+    let is_v6 = local.or(remote).is_some_and(|address| address.is_ipv6());
+    identity.family.store(if is_v6 { 6 } else { 4 }, Ordering::Relaxed);
+    let port = |address: Option<SocketAddr>| address.map_or(0, |address| u32::from(address.port()));
+    identity.ports.store(port(local) | port(remote) << 16, Ordering::Relaxed);
+    for (words, address) in [(&identity.local, local), (&identity.remote, remote)] {
+        let mut octets = [0; 16];
+        match address.map(|address| address.ip()) {
+            Some(IpAddr::V4(v4)) => octets[..4].copy_from_slice(&v4.octets()), // copy-ok: an address
+            Some(IpAddr::V6(v6)) => octets = v6.octets(),
+            None => {}
+        }
+        for (word, octets) in words.iter().zip(octets.chunks_exact(4)) {
+            // In the order of the wire, whatever the machine's is.
+            word.store(u32::from_ne_bytes(octets.try_into().unwrap_or_default()), Ordering::Relaxed);
+        }
+    }
+}

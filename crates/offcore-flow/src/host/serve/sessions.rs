@@ -1,0 +1,255 @@
+//! Sessions come and go, and hear of what happens to their connections.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use offcore_session::Place;
+use offcore_session::message::Session as Named;
+use offcore_session::slot::state;
+use offcore_tcp::proto::{Cause, ConnId};
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_cookie;
+
+use super::key::{Key, Source};
+use super::session::{DATAGRAM, Ending, STREAM, Session, What, write_addresses};
+use super::{Serve, layer};
+use crate::host::Calls;
+
+/// What a session begins with.
+pub(super) struct Beginning {
+    pub(super) place: Place,
+    pub(super) what: What,
+    pub(super) state: u32,
+    pub(super) local: Option<SocketAddr>,
+    pub(super) remote: Option<SocketAddr>,
+}
+
+/// A session that was made, and the application's end.
+pub(super) struct Made {
+    pub(super) number: u32,
+    pub(super) named: Named,
+    pub(super) end: OwnedFd,
+}
+
+impl Serve {
+    /// Makes a session of an application.
+    ///
+    /// # Errors
+    /// `EMFILE` when there are as many as may be, or what the kernel says: then the connection and its slot are still the
+    /// caller's.
+    pub(super) fn make(&mut self, app: usize, begin: Beginning) -> Result<Made, Errno> {
+        let Beginning { place, what, state, local, remote } = begin;
+        let generation = self.next_generation();
+        let application = self.apps.get(app).and_then(Option::as_deref).ok_or(Errno::BADF)?;
+        let number = application.next_number().ok_or(Errno::MFILE)?;
+        let slot = application.slot(place).ok_or(Errno::NOMEM)?;
+        let datagrams = matches!(what, What::Datagrams(_));
+        let pair = self.pairs.pair(state != state::OPEN && !datagrams)?;
+        let cookie = socket_cookie(&pair.app)?;
+        let key = Key::new(Source::End, app, number, generation);
+        self.watch.add(pair.ours.as_fd(), key, EventFlags::empty())?;
+        let identity = &slot.identity;
+        identity.number.store(number, Ordering::Relaxed);
+        identity.generation.store(generation, Ordering::Relaxed);
+        identity.kind.store(if datagrams { DATAGRAM } else { STREAM }, Ordering::Relaxed);
+        write_addresses(slot, local, remote);
+        slot.set_state(state);
+        match &what {
+            What::Stream(conn) | What::Datagrams(conn) => drop(self.by_conn.insert(*conn, (app, number))),
+            What::Listener(listener) => drop(self.by_listener.insert(listener.id, (app, number))),
+            What::Bound(..) | What::Gone => {}
+        }
+        let session = Session::new(place, generation, cookie, what, pair.ours);
+        let application = self.app(app).ok_or(Errno::BADF)?;
+        application.add_session(Box::new(session));
+        Ok(Made { number, named: Named { place: place.number(), generation }, end: pair.app })
+    }
+
+    /// The application has marked a session.
+    pub(super) fn look_at(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
+        let Self { apps, counts, .. } = self;
+        let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let Some((session, slot)) = application.both(number) else { return };
+        if session.look(slot, calls, counts).is_err() {
+            self.reset(app, number, calls.now);
+        }
+    }
+
+    /// What an application has stored means nothing: the stack has let go of the connection.
+    fn reset(&mut self, app: usize, number: u32, now: u64) {
+        self.misuse("a session is reset: its application has stored an index that means nothing", app, now);
+        let Self { apps, counts, watch, by_conn, .. } = self;
+        let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let Some((session, slot)) = application.both(number) else { return };
+        if let Some(conn) = session.conn() {
+            by_conn.remove(&conn);
+        }
+        let ending = session.over(slot, Cause::Aborted, counts);
+        session.what = What::Gone;
+        let key = Key::new(Source::Pipe, app, number, session.generation);
+        if let (Ending::Reset, Some(pipe)) = (ending, session.pipe()) {
+            let _ = watch.add(pipe, key, EventFlags::empty());
+        }
+    }
+
+    /// There is something to read: said at the end of the turn, once for all that comes in it.
+    pub(super) fn readable(&mut self, conn: ConnId) {
+        let Self { apps, by_conn, announced, .. } = self;
+        let Some(&(app, number)) = by_conn.get(&conn) else { return };
+        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        let Some(session) = application.and_then(|app| app.session_mut(number)) else { return };
+        if !std::mem::replace(&mut session.queued, true) {
+            announced.push((app, number));
+        }
+    }
+
+    /// Says what is to be said at the end of a turn.
+    pub(super) fn announce(&mut self) {
+        let Self { apps, announced, counts, .. } = self;
+        for (app, number) in announced.drain(..) {
+            let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+            let Some((session, slot)) = application.and_then(|app| app.both(number)) else { continue };
+            if std::mem::take(&mut session.queued) {
+                session.announce(slot, counts);
+            }
+        }
+    }
+
+    pub(super) fn writable(&mut self, conn: ConnId, calls: &mut Calls<'_>) {
+        let Self { apps, by_conn, counts, .. } = self;
+        let Some(&(app, number)) = by_conn.get(&conn) else { return };
+        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        if let Some((session, slot)) = application.and_then(|app| app.both(number)) {
+            session.make_room(slot, calls, counts);
+        }
+    }
+
+    pub(super) fn connected(&mut self, conn: ConnId, calls: &mut Calls<'_>) {
+        let Self { apps, by_conn, counts, .. } = self;
+        let Some(&(app, number)) = by_conn.get(&conn) else { return };
+        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
+        if let Some(info) = calls.stack.info(conn) {
+            write_addresses(slot, Some(info.local), Some(info.remote));
+        }
+        session.connected(slot, counts);
+        self.look_at(app, number, calls);
+    }
+
+    pub(super) fn peer_ended(&mut self, conn: ConnId) {
+        let Self { apps, by_conn, .. } = self;
+        let Some(&(app, number)) = by_conn.get(&conn) else { return };
+        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        if let Some((session, slot)) = application.and_then(|app| app.both(number)) {
+            session.peer_ended(slot);
+        }
+    }
+
+    /// A connection is over. Its memory stays until the application lets go of it.
+    pub(super) fn over(&mut self, conn: ConnId, cause: Cause) {
+        let Self { apps, by_conn, counts, watch, .. } = self;
+        let Some(&(app, number)) = by_conn.get(&conn) else { return };
+        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
+        let ending = session.over(slot, cause, counts);
+        let key = Key::new(Source::Pipe, app, number, session.generation);
+        if let (Ending::Reset, Some(pipe)) = (ending, session.pipe()) {
+            let _ = watch.add(pipe, key, EventFlags::empty());
+        }
+    }
+
+    /// The application's last descriptor of a session is closed.
+    pub(super) fn hung_up(&mut self, app: usize, number: u32, generation: u32, calls: &mut Calls<'_>) {
+        let session = self.app(app).and_then(|app| app.session(number));
+        if session.is_some_and(|session| session.generation == generation) {
+            self.close(app, number, calls);
+            self.end_when_over(app, calls);
+        }
+    }
+
+    /// Ends a session as its application wishes.
+    pub(super) fn close(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
+        // What was written just before is sent, too.
+        self.look_at(app, number, calls);
+        let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let Some(session) = application.remove_session(number) else { return };
+        let resets = application.slot(session.place).is_some_and(Session::wants_reset);
+        let id = application.id;
+        match session.what {
+            What::Stream(conn) => {
+                self.by_conn.remove(&conn);
+                if resets {
+                    calls.stack.abort(calls.now, conn, calls.out);
+                } else {
+                    calls.close(conn);
+                }
+            }
+            What::Datagrams(conn) => {
+                self.by_conn.remove(&conn);
+                calls.close(conn);
+            }
+            What::Listener(listener) => {
+                self.by_listener.remove(&listener.id);
+                calls.stack.unlisten(calls.now, listener.id, calls.out);
+                if let Some(kernel) = &listener.kernel {
+                    self.watch.remove(kernel.as_fd());
+                }
+                layer::give_slot(calls.stack, id, session.place);
+            }
+            What::Bound(..) => layer::give_slot(calls.stack, id, session.place),
+            What::Gone => {}
+        }
+    }
+
+    /// A process of an application has ended.
+    pub(super) fn process_ended(&mut self, app: usize, number: u32, generation: u32, calls: &mut Calls<'_>) {
+        let Some(application) = self.app(app) else { return };
+        if application.process(number, generation).is_none() {
+            return;
+        }
+        if let Some(channel) = application.remove_process(number).and_then(|process| process.channel) {
+            self.watch.remove(channel.as_fd());
+        }
+        self.look_at_all(app, calls);
+        self.end_when_over(app, calls);
+    }
+
+    /// A process may have died between two steps of a call: it has stored an index, and not marked the session; or it has
+    /// taken a token, or closed a gate, for which others wait now.
+    fn look_at_all(&mut self, app: usize, calls: &mut Calls<'_>) {
+        let numbers = self.app(app).map(|app| app.numbers()).unwrap_or_default();
+        for number in numbers {
+            self.look_at(app, number, calls);
+            let Self { apps, counts, .. } = self;
+            let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+            let Some((session, slot)) = application.and_then(|app| app.both(number)) else { continue };
+            session.announce_again(slot, calls, counts);
+            if slot.state() == state::OPEN {
+                session.open(slot, counts);
+            }
+        }
+    }
+
+    /// Forgets an application of which nothing is left.
+    pub(super) fn end_when_over(&mut self, app: usize, calls: &mut Calls<'_>) {
+        if self.app(app).is_some_and(|app| app.is_over()) {
+            self.end_application(app, calls);
+        }
+    }
+
+    /// Ends an application, its sessions included.
+    pub(super) fn end_application(&mut self, app: usize, calls: &mut Calls<'_>) {
+        let numbers = self.app(app).map(|app| app.numbers()).unwrap_or_default();
+        for number in numbers {
+            self.close(app, number, calls);
+        }
+        let Some(application) = self.apps.get_mut(app).and_then(Option::take) else { return };
+        self.watch.remove(application.event.as_fd());
+        for channel in application.channels() {
+            self.watch.remove(channel);
+        }
+        layer::remove_app(calls.stack, application.id);
+    }
+}

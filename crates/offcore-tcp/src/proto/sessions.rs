@@ -1,0 +1,71 @@
+//! What a server of applications in other processes asks of the stack, beside calls.
+
+use std::net::IpAddr;
+
+use offcore_session::{Fifo, Place};
+
+use super::addr::ConnId;
+use super::stack::Stack;
+
+/// How much of what an application may write ahead it can write now, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    pub free: u64,
+    pub of: u64,
+}
+
+impl Stack {
+    /// How much room a connection or datagram socket has.
+    pub fn room(&self, conn: ConnId) -> Option<Room> {
+        let tx = self.conns.get(conn).map(|conn| &conn.tx);
+        let tx = tx.or_else(|| self.udp.tx(conn))?;
+        Some(Room { free: tx.end() - tx.edge(), of: tx.end() - tx.released() })
+    }
+
+    /// Bytes that the application can read, by what it has last [consumed](Self::consumed).
+    pub fn unread(&self, conn: ConnId) -> u64 {
+        let rx = self.conns.get(conn).map(|conn| &conn.rx);
+        rx.or_else(|| self.udp.rx(conn)).map_or(0, |rx| rx.edge() - rx.released())
+    }
+
+    /// Whether the peer has ended its stream, and all that it sent can be read.
+    pub fn has_ended(&self, conn: ConnId) -> bool {
+        self.conns.get(conn).is_some_and(|conn| conn.tcb.told_end)
+    }
+
+    /// Whether an address is one of this stack's, be it tentative.
+    pub fn has_address(&self, address: IpAddr) -> bool {
+        self.net.has(address)
+    }
+
+    /// Address and port of a datagram socket.
+    pub fn datagram_address(&self, socket: ConnId) -> Option<(Option<IpAddr>, u16)> {
+        self.udp.get(socket).map(|socket| (socket.address, socket.port))
+    }
+
+    /// A slot without a connection, of a session that has an address and nothing else. It goes back by
+    /// [`give_slot`](Self::give_slot).
+    pub fn take_slot(&mut self) -> Option<Place> {
+        self.arena.take_slot()
+    }
+
+    /// Gives a slot back that has no connection.
+    pub fn give_slot(&mut self, slot: Place) {
+        self.arena.give_slot(slot);
+    }
+
+    /// A connection that was asked for just now gets the slot `slot`, which was [taken](Self::take_slot), in place of its own.
+    /// `false`: it is too late, or gone.
+    pub fn set_slot(&mut self, conn: ConnId, slot: Place) -> bool {
+        let Some(this) = self.conns.get_mut(conn) else { return false };
+        if this.planned > 0 || this.tcb.placing > 0 || this.tx.edge() > 0 || !this.rx.is_empty() {
+            return false;
+        }
+        this.rx.discard(&mut self.arena);
+        this.tx.discard(&mut self.arena);
+        self.arena.give_slot(this.slot);
+        (this.slot, this.rx, this.tx) = (slot, Fifo::new(slot), Fifo::new(slot));
+        this.grant(&mut self.arena, &self.config);
+        true
+    }
+}
