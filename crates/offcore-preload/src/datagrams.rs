@@ -164,7 +164,6 @@ pub(crate) unsafe fn send(
             return Err(libc::EAGAIN);
         }
         session.wait_gate()?;
-        session.slot.wake.want_room();
     }
 }
 

@@ -54,8 +54,6 @@ fn become_session(fd: c_int, entry: Entry, (found, end): (Where, c_int)) -> Resu
     let kind = if entry.kind == Kind::OpenStream { Kind::Stream } else { Kind::Datagrams };
     let new = Entry::session(kind, entry.v6, found);
     let options = Options::of(fd, end);
-    let status = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) & libc::O_NONBLOCK as usize;
-    let _ = sys::fcntl(end, libc::F_SETFL, status);
     for fd in descriptors(fd, entry) {
         let cloexec = sys::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0) as c_int & libc::FD_CLOEXEC;
         let flags = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
@@ -119,11 +117,16 @@ impl Options {
     }
 }
 
-/// Asks for a session.
-fn ask_session(question: &Question, descriptors: &[c_int]) -> Result<(Where, c_int), Errno> {
+/// Asks for a session instead of `fd`.
+fn ask_session(fd: c_int, question: &Question, descriptors: &[c_int]) -> Result<(Where, c_int), Errno> {
+    // The stack makes a listener that it is given non-blocking.
+    let status = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) & libc::O_NONBLOCK as usize;
     let (answer, received) = link::ask(question, descriptors)?;
     match *received.as_slice() {
-        [end] => Ok((answer.session, end)),
+        [end] => {
+            let _ = sys::fcntl(end, libc::F_SETFL, status);
+            Ok((answer.session, end))
+        }
         _ => {
             received.close();
             Err(libc::EPROTO)
@@ -150,7 +153,7 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
     let kind = if entry.kind == Kind::OpenStream { libc::SOCK_STREAM } else { libc::SOCK_DGRAM };
     let mut question = Question::new(Call::Bind, NONE, kind as u32);
     question.local = Some(to);
-    match ask_session(&question, &[]) {
+    match ask_session(fd, &question, &[]) {
         Ok(found) => become_session(fd, entry, found).map(Decided::Session),
         // Then it is nobody's, which the kernel says in its own words.
         Err(libc::EADDRNOTAVAIL) => {
@@ -172,7 +175,7 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
     let value = backlog_of(backlog) | if share { SHARE_PORT } else { 0 };
     let mut question = Question::new(Call::Listen, NONE, value);
     question.local = Some(local);
-    match ask_session(&question, &[fd]) {
+    match ask_session(fd, &question, &[fd]) {
         Ok(found) => become_session(fd, entry, found).map(Decided::Session),
         // Without a stack the kernel's listener is what there is.
         Err(libc::ENETDOWN | libc::ECONNREFUSED | libc::ENOENT | libc::EACCES) => {
@@ -209,7 +212,7 @@ pub(crate) fn connect(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided
             question
         }
     };
-    match ask_session(&question, &[]) {
+    match ask_session(fd, &question, &[]) {
         Ok(found) => become_session(fd, entry, found).map(Decided::Session),
         // The stack has no way there, or there is no stack.
         Err(libc::ENETUNREACH | libc::ENETDOWN | libc::ECONNREFUSED | libc::ENOENT | libc::EACCES) => {
@@ -226,10 +229,7 @@ pub(crate) fn wait_connected(session: &Session) -> Result<(), Errno> {
         if session.is_nonblocking() {
             return Err(libc::EINPROGRESS);
         }
-        let waited = session.wait_gate();
-        session.slot.wake.want_room();
-        session.mark();
-        match waited {
+        match session.wait_gate() {
             Err(libc::EAGAIN) => return Err(libc::EINPROGRESS),
             Err(libc::EINTR) => return Err(libc::EINTR),
             _ => {}

@@ -3,13 +3,16 @@
 //! | variable | what |
 //! |---|---|
 //! | `OFFCORE_STACK` | path of the stack's socket |
-//! | `OFFCORE_KEY` | 32 hexadecimal digits: the application, zeros as long as there is none; the library changes them in place |
+//! | `OFFCORE_KEY` | 32 hexadecimal digits: the application, zeros as long as there is none |
 //! | `OFFCORE_ONLY` | what goes to the stack: see [`crate::rules`] |
 //! | `LD_PRELOAD` | this library |
+//!
+//! The library has copies of its own: programs overwrite their environment with their title.
 
+use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char};
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use offcore_session::message::KEY as KEY_LEN;
 
@@ -23,33 +26,46 @@ const NAMES: [&[u8]; 4] = [b"OFFCORE_STACK=", b"OFFCORE_KEY=", b"OFFCORE_ONLY=",
 const STACK: usize = 0;
 const KEY: usize = 1;
 const ONLY: usize = 2;
+/// Bytes of a variable, name and null included: those of a path, at most.
+const LONGEST: usize = 4096;
 
-/// The variables as they were when the program began, name included.
-static OURS: [AtomicPtr<c_char>; NAMES.len()] = [const { AtomicPtr::new(ptr::null_mut()) }; NAMES.len()];
-
-/// Bytes of a variable, name included.
-///
-/// # Safety
-/// `variable` is a string that stays where it is.
-unsafe fn bytes(variable: *const c_char) -> &'static [u8] {
-    // SAFETY: the caller's promise.
-    unsafe { CStr::from_ptr(variable) }.to_bytes()
+/// A copy of a variable, name included; empty without one.
+struct Variable {
+    bytes: UnsafeCell<[u8; LONGEST]>,
+    len: AtomicUsize,
 }
 
-/// Finds the variables. `true`: there is a stack.
+// SAFETY: it is written before the program begins, and later (the key) by who holds the lock of the link to the stack, whose
+// readers are content with either.
+unsafe impl Sync for Variable {}
+
+static OURS: [Variable; NAMES.len()] =
+    [const { Variable { bytes: UnsafeCell::new([0; LONGEST]), len: AtomicUsize::new(0) } }; NAMES.len()];
+
+impl Variable {
+    fn bytes(&self) -> &'static [u8] {
+        let len = self.len.load(Ordering::Acquire);
+        // SAFETY: so many bytes were written, and a variable is static.
+        unsafe { core::slice::from_raw_parts(self.bytes.get().cast::<u8>(), len) }
+    }
+
+    fn set(&self, bytes: &[u8]) {
+        // One byte stays a null.
+        let len = if bytes.len() < LONGEST { bytes.len() } else { 0 };
+        // SAFETY: there is room; nobody reads it before its length is stored.
+        // copy-ok: a variable
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.bytes.get().cast::<u8>(), len) };
+        self.len.store(len, Ordering::Release);
+    }
+}
+
+/// Bytes of a string.
 ///
 /// # Safety
-/// `environment` is that of the program, which has just begun.
-pub(crate) unsafe fn read(environment: *const *mut c_char) -> bool {
-    // SAFETY: a list of strings that ends with a null.
-    for variable in unsafe { list(environment) } {
-        // SAFETY: a string of the environment that the program began with.
-        let found = NAMES.iter().position(|name| unsafe { bytes(variable) }.starts_with(name));
-        if let Some(found) = found {
-            OURS[found].store(variable, Ordering::Relaxed);
-        }
-    }
-    !stack().is_empty()
+/// `string` is one that ends with a null.
+unsafe fn bytes<'a>(string: *const c_char) -> &'a [u8] {
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(string) }.to_bytes()
 }
 
 /// The strings of a list that ends with a null.
@@ -64,23 +80,34 @@ unsafe fn list(environment: *const *mut c_char) -> impl Iterator<Item = *mut c_c
         }
         // SAFETY: not beyond the null at the end.
         let variable = unsafe { *at };
-        // SAFETY: as above; it is not used beyond the null.
-        at = unsafe { at.add(1) };
         if variable.is_null() {
             at = ptr::null();
             return None;
         }
+        // SAFETY: up to the null at the end.
+        at = unsafe { at.add(1) };
         Some(variable)
     })
 }
 
-fn value(which: usize) -> &'static [u8] {
-    let variable = OURS[which].load(Ordering::Relaxed);
-    if variable.is_null() {
-        return &[];
+/// Finds the variables. `true`: there is a stack.
+///
+/// # Safety
+/// `environment` is that of the program, which has just begun.
+pub(crate) unsafe fn read(environment: *const *mut c_char) -> bool {
+    // SAFETY: a list of strings that ends with a null.
+    for variable in unsafe { list(environment) } {
+        // SAFETY: one of its strings.
+        let variable = unsafe { bytes(variable) };
+        if let Some(found) = NAMES.iter().position(|name| variable.starts_with(name)) {
+            OURS[found].set(variable);
+        }
     }
-    // SAFETY: a string of the environment that the program began with: libc never frees those.
-    unsafe { bytes(variable) }.get(NAMES[which].len()..).unwrap_or_default()
+    !stack().is_empty()
+}
+
+fn value(which: usize) -> &'static [u8] {
+    OURS[which].bytes().get(NAMES[which].len()..).unwrap_or_default()
 }
 
 /// Path of the stack's socket; empty without one.
@@ -105,17 +132,15 @@ pub(crate) fn key() -> Key {
 
 /// Changes the key, for programs that are executed from now on.
 pub(crate) fn set_key(key: &Key) {
-    let variable = OURS[KEY].load(Ordering::Relaxed);
-    if value(KEY).len() != 2 * key.len() {
-        return;
+    let mut variable = [0; NAMES[KEY].len() + 2 * KEY_LEN];
+    let (name, digits) = variable.split_at_mut(NAMES[KEY].len());
+    name.copy_from_slice(NAMES[KEY]); // copy-ok: a variable
+    let hexadecimal = |half: u8| char::from_digit(half.into(), 16).unwrap_or('0') as u8;
+    for (byte, digits) in key.iter().zip(digits.chunks_exact_mut(2)) {
+        digits[0] = hexadecimal(byte >> 4);
+        digits[1] = hexadecimal(byte & 15);
     }
-    for (at, byte) in key.iter().enumerate() {
-        for (digit, half) in [byte >> 4, byte & 15].into_iter().enumerate() {
-            let digit_of = char::from_digit(half.into(), 16).unwrap_or('0') as c_char;
-            // SAFETY: the variable has two digits for each byte behind its name, as looked up just now.
-            unsafe { *variable.add(NAMES[KEY].len() + 2 * at + digit) = digit_of };
-        }
-    }
+    OURS[KEY].set(&variable);
 }
 
 /// An environment that has our variables.
@@ -126,29 +151,27 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// `given`, with those of our variables that it lacks.
+    /// `given`, with our variables: the library among those that are preloaded is the program's to say, if it says any.
     ///
     /// # Safety
     /// `given` is null, or a list of strings that ends with a null.
     pub(crate) unsafe fn with_ours(given: *const *const c_char) -> Self {
         let given = given.cast::<*mut c_char>();
         // SAFETY: the caller's promise, here and below.
-        let count = unsafe { list(given) }.count();
-        let lacks = |name: &[u8]| {
-            // SAFETY: strings of the list.
-            !unsafe { list(given) }.any(|variable| unsafe { bytes(variable) }.starts_with(name))
-        };
-        let ours = OURS.iter().zip(NAMES).map(|(variable, name)| (variable.load(Ordering::Relaxed), name));
-        let mut missing = ours.filter(|(variable, name)| !variable.is_null() && lacks(name)).peekable();
-        let len = (count + NAMES.len() + 1) * size_of::<*mut c_char>();
-        if missing.peek().is_none() {
-            return Self { list: given, mapped: 0 };
-        }
-        let Ok(address) = sys::map(-1, len, true) else { return Self { list: given, mapped: 0 } };
+        let theirs = || unsafe { list(given) };
+        // SAFETY: one of its strings.
+        let is = |variable: &*mut c_char, name: &[u8]| unsafe { bytes(*variable) }.starts_with(name);
+        let len = (theirs().count() + NAMES.len() + 1) * size_of::<*mut c_char>();
+        let mapped = if stack().is_empty() { Err(libc::ENOENT) } else { sys::map(-1, len, true) };
+        let Ok(address) = mapped else { return Self { list: given, mapped: 0 } };
         let to = address.cast::<*mut c_char>();
-        // SAFETY: strings of the list.
-        let all = unsafe { list(given) }.chain(missing.map(|(variable, _)| variable));
-        for (at, variable) in all.enumerate() {
+        let replaced = |variable: &*mut c_char| NAMES[..ONLY + 1].iter().any(|name| is(variable, name));
+        let ours = OURS.iter().zip(NAMES).filter(|(variable, name)| {
+            let given = !NAMES[..ONLY + 1].contains(name) && theirs().any(|variable| is(&variable, name));
+            !variable.bytes().is_empty() && !given
+        });
+        let ours = ours.map(|(variable, _)| variable.bytes.get().cast::<c_char>());
+        for (at, variable) in theirs().filter(|variable| !replaced(variable)).chain(ours).enumerate() {
             // SAFETY: there is room for all of them and a null, which is there already.
             unsafe { to.add(at).write(variable) };
         }

@@ -193,7 +193,8 @@ fn take(own: &Own, socket: c_int, received: Received, inherited: c_int) -> Resul
         CONTROL.store(control.cast(), Ordering::Release);
         PROCESSES.store(processes.cast(), Ordering::Release);
         map_segments(0, segments);
-        let old = EVENT.swap(exchange::away(*event), Ordering::AcqRel);
+        let moved = exchange::away(*event)?;
+        let old = EVENT.swap(moved, Ordering::AcqRel);
         if old >= 0 {
             let _ = sys::close(old);
         }
@@ -203,8 +204,12 @@ fn take(own: &Own, socket: c_int, received: Received, inherited: c_int) -> Resul
     descriptors.close();
     GATE.store(welcome.gate.clamp(1, 64), Ordering::Relaxed);
     environment::set_key(&welcome.key);
-    let socket = if inherited >= 0 { exchange::replace(socket, inherited) } else { exchange::away(socket) };
-    SOCKET.store(socket, Ordering::Release);
+    let moved = match inherited {
+        0.. => exchange::replace(socket, inherited)?,
+        _ => exchange::away(socket)?,
+    };
+    let _ = sys::close(socket);
+    SOCKET.store(moved, Ordering::Release);
     own.pid.store(sys::pid(), Ordering::Relaxed);
     own.owner.store(welcome.owner, Ordering::Release);
     Ok(())

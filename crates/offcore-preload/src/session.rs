@@ -190,10 +190,18 @@ impl Session {
         self.slot.wake.want_room();
     }
 
-    /// Waits until the gate has been opened. It is closed then; who returns without having closed it again is to want room.
+    /// Waits until the gate is opened.
     pub(crate) fn wait_gate(&self) -> Result<(), Errno> {
+        // Only a pair that takes nothing more makes the last byte wait. The stack is told after that: what it opens now lets
+        // the byte through.
         while sys::send_byte(self.fd, libc::MSG_DONTWAIT).is_ok() {}
-        sys::send_byte(self.fd, 0).map(drop)
+        self.slot.wake.want_room();
+        self.mark();
+        let waited = sys::send_byte(self.fd, 0).map(drop);
+        // The byte itself closes the gate again.
+        self.slot.wake.want_room();
+        self.mark();
+        waited
     }
 }
 

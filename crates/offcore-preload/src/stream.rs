@@ -158,11 +158,8 @@ unsafe fn send_from(session: &Session, source: Source<'_>, len: usize, how: c_in
         if *nonblocking.get_or_insert_with(|| session.is_nonblocking()) {
             return if done > 0 { Ok(done) } else { Err(libc::EAGAIN) };
         }
-        let waited = session.wait_gate();
-        // The byte that has waited closes the gate again.
-        session.slot.wake.want_room();
-        match waited {
-            Ok(()) => session.mark(),
+        match session.wait_gate() {
+            Ok(()) => {}
             Err(_) if session.is_over() => {}
             Err(_) if done > 0 => return Ok(done),
             Err(libc::EPIPE) => return Err(broken(how)),

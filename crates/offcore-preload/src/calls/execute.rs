@@ -65,3 +65,24 @@ unsafe extern "C" fn posix_spawnp(
         real::posix_spawnp(pid, path, actions, attributes, arguments, environment.as_ptr())
     }
 }
+
+/// The environment of a call that names none.
+fn usual() -> Strings {
+    unsafe extern "C" {
+        static environ: Strings;
+    }
+    // SAFETY: libc's variable.
+    unsafe { environ }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { execve(path, arguments, usual()) }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn execvp(path: *const c_char, arguments: Strings) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { execvpe(path, arguments, usual()) }
+}

@@ -235,24 +235,13 @@ pub(super) fn ask(
     }
 }
 
-/// Moves a descriptor of the library's own to a number that programs do not use; it keeps its number when there is no room.
-pub(super) fn away(fd: c_int) -> c_int {
-    match sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, AWAY) {
-        Ok(moved) => {
-            let _ = sys::close(fd);
-            moved as c_int
-        }
-        Err(_) => fd,
-    }
+/// A duplicate whose number programs do not use; any other one when there is no room there.
+pub(super) fn away(fd: c_int) -> Result<c_int, Errno> {
+    let moved = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, AWAY);
+    moved.or_else(|_| sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3)).map(|moved| moved as c_int)
 }
 
-/// Puts a descriptor in the place of another one of the library's own.
-pub(super) fn replace(fd: c_int, old: c_int) -> c_int {
-    match sys::dup3(fd, old, libc::O_CLOEXEC) {
-        Ok(_) => {
-            let _ = sys::close(fd);
-            old
-        }
-        Err(_) => fd,
-    }
+/// Puts a duplicate in the place of another one of the library's own.
+pub(super) fn replace(fd: c_int, old: c_int) -> Result<c_int, Errno> {
+    sys::dup3(fd, old, libc::O_CLOEXEC).map(|_| old)
 }
