@@ -26,6 +26,7 @@ mod netns_tests;
 pub mod offcore;
 #[cfg(test)]
 mod ovs_tests;
+pub mod programs;
 pub mod require;
 #[cfg(test)]
 mod testpmd_tests;
@@ -43,6 +44,7 @@ pub use offcore_bench::peer::testpmd;
 pub use guest::{Guest, GuestConfig, Nic};
 pub use netns::Netns;
 pub use offcore::Offcore;
+pub use programs::Link;
 pub use require::{Need, exclusive, one_core, require};
 pub use tempdir::TempDir;
 pub use testpmd::{Memory, NetVhost, Testpmd, TestpmdConfig, VirtioUser};

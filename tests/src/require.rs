@@ -26,6 +26,8 @@ pub enum Need {
     Guest,
     /// `ip`.
     Ip,
+    /// A C compiler, `cc`.
+    Cc,
     /// `ping`.
     Ping,
     /// `ethtool`.
@@ -86,6 +88,7 @@ impl Need {
             Self::Ovs => ovs::missing(),
             Self::Guest => GUEST_PROGRAMS.iter().find_map(|(name, package)| program(name, package)),
             Self::Ip => program("ip", "iproute2"),
+            Self::Cc => program("cc", "gcc"),
             Self::Ping => program("ping", "iputils-ping"),
             Self::Ethtool => program("ethtool", "ethtool"),
             Self::Iperf3 => program("iperf3", "iperf3"),

@@ -18,6 +18,7 @@ mod jumbo;
 mod l2;
 mod ours;
 mod pktgen;
+mod programs;
 mod refused;
 mod settings;
 mod switch;

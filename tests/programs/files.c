@@ -1,0 +1,190 @@
+// Files and pipes to a connection and back, without the bytes passing the program: sendfile, splice.
+#define _GNU_SOURCE
+#include "common.h"
+
+#include <sys/sendfile.h>
+
+static char buffer[65536];
+
+static void from_file(int fd)
+{
+    int file = file_of(10000, 3);
+    off_t offset = 0;
+    // The peer's checksums are of the same bytes as `send S N SEED` would give.
+    result("sendfile-offset", sendfile(fd, file, &offset, 1000));
+    say("sendfile-offset-moved", "%ld", (long)offset);
+    result("sendfile-offset-file-stays", lseek(file, 0, SEEK_CUR));
+    peer_says("sendfile-offset-peer", "recv 1 1000");
+    result("sendfile-position", sendfile(fd, file, NULL, 500));
+    result("sendfile-position-file-moves", lseek(file, 0, SEEK_CUR));
+    peer_says("sendfile-position-peer", "recv 1 500");
+    offset = 9990;
+    result("sendfile-past-end", sendfile(fd, file, &offset, 1000));
+    say("sendfile-past-end-offset", "%ld", (long)offset);
+    peer_says("sendfile-past-end-peer", "recv 1 10");
+    result("sendfile-at-end", sendfile(fd, file, &offset, 1000));
+    say("sendfile-at-end-offset", "%ld", (long)offset);
+    offset = 20000;
+    result("sendfile-beyond", sendfile(fd, file, &offset, 10));
+    offset = -1;
+    result("sendfile-negative", sendfile(fd, file, &offset, 10));
+    offset = 0;
+    result("sendfile-none", sendfile(fd, file, &offset, 0));
+    // More is asked for than the file has, with its own position.
+    result("sendfile-rest", sendfile(fd, file, NULL, 100000));
+    peer_says("sendfile-rest-peer", "recv 1 9500");
+    result("sendfile-rest-position", lseek(file, 0, SEEK_CUR));
+
+    if (ftruncate(file, 300))
+        broken("ftruncate: %s", error_name(errno));
+    offset = 100;
+    result("sendfile-truncated", sendfile(fd, file, &offset, 1000));
+    say("sendfile-truncated-offset", "%ld", (long)offset);
+    peer_says("sendfile-truncated-peer", "recv 1 200");
+    result("sendfile-truncated-position", sendfile(fd, file, NULL, 1000));
+    close(file);
+}
+
+static void refused(int fd)
+{
+    int file = file_of(100, 3);
+    int pipe_fds[2];
+    if (pipe(pipe_fds))
+        broken("pipe");
+    off_t offset = 0;
+    result("sendfile-bad-file", sendfile(fd, 199, &offset, 10));
+    result("sendfile-bad-socket", sendfile(199, file, &offset, 10));
+    result("sendfile-from-socket", sendfile(file, fd, NULL, 10));
+    result("sendfile-from-pipe-with-offset", sendfile(fd, pipe_fds[0], &offset, 10));
+    result("splice-no-pipe", splice(fd, NULL, fd, NULL, 10, 0));
+    loff_t long_offset = 0;
+    result("splice-socket-offset", splice(fd, &long_offset, pipe_fds[1], NULL, 10, 0));
+    int unconnected = tcp(AF_INET);
+    signal(SIGPIPE, SIG_IGN);
+    result("sendfile-unconnected", sendfile(unconnected, file, &offset, 10));
+    say("sendfile-unconnected-offset", "%ld", (long)offset);
+    result("splice-unconnected", splice(unconnected, NULL, pipe_fds[1], NULL, 10, 0));
+    close(unconnected);
+    close(pipe_fds[0]);
+    close(pipe_fds[1]);
+    close(file);
+}
+
+static void large(void)
+{
+    int fd = opened(AF_INET, 2);
+    int file = file_of(16000000, 9);
+    off_t offset = 0;
+    set_nonblocking(fd, true);
+    amount("sendfile-nonblocking", sendfile(fd, file, &offset, 16000000), 16000000);
+    say("sendfile-nonblocking-offset", "%s", offset > 0 && offset < 16000000 ? "between" : "?");
+    // There may be room for some although poll does not report any.
+    for (int quiet = 0; quiet < 3; quiet++) {
+        while (sendfile(fd, file, &offset, 16000000) > 0)
+            quiet = 0;
+        poll(NULL, 0, 50);
+    }
+    off_t before = offset;
+    result("sendfile-full", sendfile(fd, file, &offset, 16000000));
+    say("sendfile-full-offset", "%s", offset == before ? "stays" : "moves");
+    set_nonblocking(fd, false);
+    must("later 20 recv 2 16000000");
+    amount("sendfile-blocking", sendfile(fd, file, &offset, 16000000), 16000000 - before);
+    say("sendfile-blocking-offset", "%ld", (long)offset);
+    close(fd);
+    close(file);
+
+    fd = opened(AF_INET, 3);
+    file = file_of(300000, 9);
+    offset = 0;
+    amount("sendfile-all", sendfile(fd, file, &offset, 300000), 300000);
+    result("sendfile-then-send", send(fd, "tail", 4, 0));
+    close(fd);
+    peer_says("sendfile-all-peer", "drain 3");
+    close(file);
+}
+
+static void ended(void)
+{
+    int file = file_of(1000, 3);
+    off_t offset = 0;
+    signal(SIGPIPE, SIG_IGN);
+    int fd = opened(AF_INET, 2);
+    shutdown(fd, SHUT_WR);
+    result("sendfile-after-shutdown", sendfile(fd, file, &offset, 100));
+    say("sendfile-after-shutdown-offset", "%ld", (long)offset);
+    close(fd);
+    fd = opened(AF_INET, 2);
+    must("rst 2");
+    await(fd, POLLRDHUP);
+    result("sendfile-after-reset", sendfile(fd, file, &offset, 100));
+    result("sendfile-after-reset-again", sendfile(fd, file, &offset, 100));
+    say("sendfile-after-reset-offset", "%ld", (long)offset);
+    close(fd);
+    close(file);
+}
+
+static void splices(int fd)
+{
+    int pipe_fds[2];
+    if (pipe(pipe_fds))
+        broken("pipe");
+    must("text 1 spliced");
+    result("splice-in", splice(fd, NULL, pipe_fds[1], NULL, 100, 0));
+    bytes("splice-in-pipe", read(pipe_fds[0], buffer, 100), buffer);
+    // The flag is for the pipe; whether the socket blocks is the descriptor's affair.
+    must("later 30 text 1 flag");
+    result("splice-in-flag-blocks", splice(fd, NULL, pipe_fds[1], NULL, 100, SPLICE_F_NONBLOCK));
+    bytes("splice-in-flag-pipe", read(pipe_fds[0], buffer, 100), buffer);
+    set_nonblocking(fd, true);
+    result("splice-in-nonblocking", splice(fd, NULL, pipe_fds[1], NULL, 100, 0));
+    set_nonblocking(fd, false);
+    must("text 1 abcdef");
+    result("splice-in-part", splice(fd, NULL, pipe_fds[1], NULL, 4, SPLICE_F_MOVE | SPLICE_F_MORE));
+    bytes("splice-in-rest", recv(fd, buffer, 100, 0), buffer);
+    bytes("splice-in-part-pipe", read(pipe_fds[0], buffer, 100), buffer);
+    must("later 30 text 1 waited");
+    result("splice-in-blocks", splice(fd, NULL, pipe_fds[1], NULL, 100, 0));
+    read_all(pipe_fds[0], buffer, 6);
+
+    if (write(pipe_fds[1], "to the socket", 13) != 13)
+        broken("write");
+    result("splice-out", splice(pipe_fds[0], NULL, fd, NULL, 100, 0));
+    peer_says("splice-out-peer", "recv 1 13");
+    set_nonblocking(pipe_fds[0], true);
+    result("splice-out-empty", splice(pipe_fds[0], NULL, fd, NULL, 100, SPLICE_F_NONBLOCK));
+    result("splice-none", splice(fd, NULL, pipe_fds[1], NULL, 0, 0));
+    // sendfile takes a pipe as the file too.
+    if (write(pipe_fds[1], "piped", 5) != 5)
+        broken("write");
+    int file = file_of(100, 3);
+    loff_t offset = 0;
+    result("splice-file-to-pipe", splice(file, &offset, pipe_fds[1], NULL, 20, 0));
+    result("splice-file-out", splice(pipe_fds[0], NULL, fd, NULL, 100, 0));
+    peer_says("splice-file-peer", "recv 1 25");
+    close(file);
+
+    must("text 1 last");
+    must("shutdown 1");
+    await(fd, POLLRDHUP);
+    result("splice-before-eof", splice(fd, NULL, pipe_fds[1], NULL, 100, 0));
+    result("splice-eof", splice(fd, NULL, pipe_fds[1], NULL, 100, 0));
+    close(pipe_fds[1]);
+    set_nonblocking(pipe_fds[0], false);
+    read_all(pipe_fds[0], buffer, 100);
+    result("splice-out-pipe-eof", splice(pipe_fds[0], NULL, fd, NULL, 100, 0));
+    close(pipe_fds[0]);
+}
+
+int main(int argc, char **argv)
+{
+    begin(argc, argv);
+    int fd = opened(AF_INET, 1);
+    from_file(fd);
+    refused(fd);
+    splices(fd);
+    close(fd);
+    large();
+    ended();
+    end();
+}

@@ -1,0 +1,54 @@
+// The checked variants that a compiler puts in place of read, recv, recvfrom, poll and fd_set with _FORTIFY_SOURCE=2.
+#define _GNU_SOURCE
+#include "common.h"
+
+#include <sys/prctl.h>
+
+// A length that the compiler does not know is what makes it call the checked variant.
+static volatile size_t some = 8;
+
+int main(int argc, char **argv)
+{
+    begin(argc, argv);
+#if !defined _FORTIFY_SOURCE || _FORTIFY_SOURCE < 2
+    broken("compiled without _FORTIFY_SOURCE=2");
+#endif
+    int fd = opened(AF_INET, 1);
+    char text[16];
+    struct sockaddr_in from;
+    socklen_t len = sizeof from;
+    must("text 1 readcheckedthrice");
+    bytes("read", read(fd, text, some), text);
+    bytes("recv", recv(fd, text, some, 0), text);
+    bytes("recvfrom", recvfrom(fd, text, some, 0, (struct sockaddr *)&from, &len), text);
+    result("recv-empty", recv(fd, text, some, MSG_DONTWAIT));
+    struct pollfd poll_fd[2] = {{.fd = fd, .events = POLLIN | POLLOUT}, {.fd = -1}};
+    result("poll", poll(poll_fd, some / 8, 0));
+    say("poll-bits", "%s", bits((uint32_t)poll_fd[0].revents));
+    result("ppoll", ppoll(poll_fd, some / 4, &(struct timespec){0}, NULL));
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(fd, &set);
+    result("select", select(fd + 1, NULL, &set, NULL, &(struct timeval){0}));
+    must("rst 1");
+    await(fd, POLLRDHUP);
+    result("read-reset", read(fd, text, some));
+    result("read-reset-again", read(fd, text, some));
+    close(fd);
+    result("read-closed", read(fd, text, some));
+    result("recv-closed", recv(fd, text, some, 0));
+
+    // Asking for more than there is room for ends the program; the child's message goes nowhere.
+    some = 64;
+    pid_t child = fork();
+    if (!child) {
+        int nowhere = open("/dev/null", O_WRONLY);
+        dup2(nowhere, STDERR_FILENO);
+        // No core file.
+        prctl(PR_SET_DUMPABLE, 0);
+        bytes("overflow", read(fd, text, some), text);
+        _exit(0);
+    }
+    reap("overflow", child);
+    end();
+}
