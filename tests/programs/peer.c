@@ -6,7 +6,9 @@
 //     listen S ADDRESS BACKLOG   ok PORT             connect S ADDRESS PORT
 //     accept L S                                     start S ADDRESS PORT      does not wait
 //     send S N SEED              N bytes of `fill`   text S WORD               and waits until it is acknowledged
+//     newline S                  sends one
 //     recv S N                   ok|eof|ERROR N SUM  drain S                   the same to the end
+//     records S N LEN            ok N torn T: how many records are not LEN times the same byte
 //     line S                     ok TEXT             error S                   SO_ERROR
 //     wait S N                   N bytes are there   settle S                  what was sent is acknowledged
 //     shutdown S                 close S             rst S                     close with linger 0
@@ -148,6 +150,17 @@ static void do_recv(int fd, long len)
     snprintf(out, sizeof out, "%s %ld %08x", how, got, sum);
 }
 
+static void do_records(int fd, long count, size_t len)
+{
+    uint8_t record[1000];
+    long torn = 0, got = 0;
+    while (got < count && recv(fd, record, len, MSG_WAITALL) == (ssize_t)len) {
+        got++;
+        torn += !!memcmp(record, record + 1, len - 1);
+    }
+    snprintf(out, sizeof out, "ok %ld torn %ld", got, torn);
+}
+
 static void do_line(int fd)
 {
     char text[256];
@@ -247,10 +260,14 @@ static void do_verb(char **word)
             outcome(false);
         else
             until(settled, fd, 0);
-    } else if (!strcmp(verb, "recv"))
+    } else if (!strcmp(verb, "newline"))
+        outcome(send(fd, "\n", 1, MSG_NOSIGNAL) == 1);
+    else if (!strcmp(verb, "recv"))
         do_recv(fd, atol(word[2]));
     else if (!strcmp(verb, "drain"))
         do_recv(fd, 1L << 40);
+    else if (!strcmp(verb, "records"))
+        do_records(fd, atol(word[2]), (size_t)atol(word[3]));
     else if (!strcmp(verb, "line"))
         do_line(fd);
     else if (!strcmp(verb, "up"))

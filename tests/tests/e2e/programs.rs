@@ -19,8 +19,13 @@ fn connect() {
 }
 
 #[test]
+fn descriptors() {
+    same_twice("descriptors", 100);
+}
+
+#[test]
 fn ending() {
-    same_twice("ending", 120);
+    same_twice("ending", 135);
 }
 
 #[test]
@@ -39,11 +44,36 @@ fn listen() {
 }
 
 #[test]
+fn options() {
+    same_twice("options", 230);
+}
+
+#[test]
 fn polling() {
     same_twice("polling", 110);
 }
 
 #[test]
+fn processes() {
+    same_twice("processes", 90);
+}
+
+#[test]
+fn stdio() {
+    same_twice("stdio", 40);
+}
+
+#[test]
 fn stream() {
-    same_twice("stream", 110);
+    same_twice("stream", 105);
+}
+
+#[test]
+fn threads() {
+    same_twice("threads", 65);
+}
+
+#[test]
+fn udp() {
+    same_twice("udp", 160);
 }

@@ -1,0 +1,272 @@
+// Socket options: those that servers, clients and interpreters set or ask for, what they are afterwards, and errors.
+#define _GNU_SOURCE
+#include "common.h"
+
+#include <linux/sockios.h>
+
+struct option {
+    const char *name;
+    int level, number, value;
+};
+
+#define OPTION(level, name, value) {#name, level, name, value}
+
+// The value that is read back is the one that was set, or what the kernel makes of it.
+static const struct option plain[] = {
+    OPTION(SOL_SOCKET, SO_REUSEADDR, 1),
+    OPTION(SOL_SOCKET, SO_REUSEPORT, 1),
+    OPTION(SOL_SOCKET, SO_KEEPALIVE, 1),
+    OPTION(SOL_SOCKET, SO_KEEPALIVE, 7),
+    OPTION(SOL_SOCKET, SO_OOBINLINE, 1),
+    OPTION(SOL_SOCKET, SO_BROADCAST, 1),
+    OPTION(SOL_SOCKET, SO_DONTROUTE, 1),
+    OPTION(SOL_SOCKET, SO_TIMESTAMP, 1),
+    OPTION(SOL_SOCKET, SO_PRIORITY, 5),
+    OPTION(SOL_SOCKET, SO_MARK, 3),
+    OPTION(SOL_SOCKET, SO_RCVLOWAT, 10),
+    OPTION(SOL_SOCKET, SO_RCVLOWAT, 0),
+    OPTION(SOL_SOCKET, SO_SNDLOWAT, 10),
+    OPTION(SOL_SOCKET, SO_ZEROCOPY, 1),
+    OPTION(SOL_SOCKET, SO_ACCEPTCONN, 1),
+    OPTION(SOL_SOCKET, SO_ERROR, 1),
+    OPTION(SOL_SOCKET, SO_TYPE, 1),
+    OPTION(SOL_SOCKET, SO_DOMAIN, 2),
+    OPTION(SOL_SOCKET, SO_PROTOCOL, 6),
+    OPTION(IPPROTO_TCP, TCP_NODELAY, 1),
+    OPTION(IPPROTO_TCP, TCP_NODELAY, 0),
+    OPTION(IPPROTO_TCP, TCP_CORK, 1),
+    OPTION(IPPROTO_TCP, TCP_CORK, 0),
+    OPTION(IPPROTO_TCP, TCP_KEEPIDLE, 60),
+    OPTION(IPPROTO_TCP, TCP_KEEPIDLE, 0),
+    OPTION(IPPROTO_TCP, TCP_KEEPIDLE, 32768),
+    OPTION(IPPROTO_TCP, TCP_KEEPINTVL, 10),
+    OPTION(IPPROTO_TCP, TCP_KEEPINTVL, -1),
+    OPTION(IPPROTO_TCP, TCP_KEEPCNT, 5),
+    OPTION(IPPROTO_TCP, TCP_KEEPCNT, 128),
+    OPTION(IPPROTO_TCP, TCP_DEFER_ACCEPT, 1),
+    OPTION(IPPROTO_TCP, TCP_DEFER_ACCEPT, 0),
+    OPTION(IPPROTO_TCP, TCP_QUICKACK, 1),
+    OPTION(IPPROTO_TCP, TCP_USER_TIMEOUT, 30000),
+    OPTION(IPPROTO_TCP, TCP_USER_TIMEOUT, -1),
+    OPTION(IPPROTO_TCP, TCP_SYNCNT, 4),
+    OPTION(IPPROTO_TCP, TCP_SYNCNT, 0),
+    OPTION(IPPROTO_TCP, TCP_LINGER2, 10),
+    OPTION(IPPROTO_TCP, TCP_NOTSENT_LOWAT, 16384),
+    OPTION(IPPROTO_TCP, TCP_FASTOPEN_CONNECT, 0),
+    OPTION(IPPROTO_IP, IP_TOS, 0x10),
+    OPTION(IPPROTO_IP, IP_TOS, 0x48),
+    OPTION(IPPROTO_IP, IP_TTL, 33),
+    OPTION(IPPROTO_IP, IP_TTL, 256),
+    OPTION(IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO),
+    OPTION(IPPROTO_IP, IP_FREEBIND, 1),
+    OPTION(IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1),
+    OPTION(IPPROTO_IP, IP_TRANSPARENT, 0),
+    OPTION(IPPROTO_IP, IP_RECVTOS, 1),
+    OPTION(IPPROTO_IP, IP_PKTINFO, 1),
+};
+
+// What a connection reads depends on the path.
+static const struct option before[] = {
+    OPTION(IPPROTO_TCP, TCP_MAXSEG, 1000),
+    OPTION(IPPROTO_TCP, TCP_MAXSEG, 1),
+};
+
+static const struct option plain6[] = {
+    OPTION(IPPROTO_IPV6, IPV6_V6ONLY, 1),
+    OPTION(IPPROTO_IPV6, IPV6_V6ONLY, 0),
+    OPTION(IPPROTO_IPV6, IPV6_TCLASS, 0x48),
+    OPTION(IPPROTO_IPV6, IPV6_UNICAST_HOPS, 33),
+    OPTION(IPPROTO_IPV6, IPV6_RECVPKTINFO, 1),
+    OPTION(IPPROTO_IP, IP_TOS, 0x10),
+    OPTION(IPPROTO_TCP, TCP_NODELAY, 1),
+};
+
+static void set_and_read(const char *when, int fd, const struct option *options, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const struct option *option = &options[i];
+        char label[80], set[32];
+        snprintf(label, sizeof label, "%s %s=%d", when, option->name, option->value);
+        bool good = !set_int(fd, option->level, option->number, option->value);
+        snprintf(set, sizeof set, "%s", good ? "set" : error_name(errno));
+        errno = 0;
+        int value = int_of(fd, option->level, option->number);
+        if (value == -1 && errno)
+            say(label, "%s, read %s", set, error_name(errno));
+        else
+            say(label, "%s, read %d", set, value);
+    }
+}
+
+static void reads(const char *when, int fd)
+{
+    static const struct option facts[] = {
+        OPTION(SOL_SOCKET, SO_TYPE, 0),     OPTION(SOL_SOCKET, SO_DOMAIN, 0),     OPTION(SOL_SOCKET, SO_PROTOCOL, 0),
+        OPTION(SOL_SOCKET, SO_ERROR, 0),    OPTION(SOL_SOCKET, SO_ACCEPTCONN, 0), OPTION(SOL_SOCKET, SO_RCVLOWAT, 0),
+        OPTION(SOL_SOCKET, SO_SNDLOWAT, 0), OPTION(SOL_SOCKET, SO_KEEPALIVE, 0),  OPTION(IPPROTO_TCP, TCP_NODELAY, 0),
+        OPTION(IPPROTO_TCP, TCP_CORK, 0),   OPTION(IPPROTO_TCP, TCP_KEEPIDLE, 0), OPTION(IPPROTO_TCP, TCP_KEEPINTVL, 0),
+        OPTION(IPPROTO_TCP, TCP_KEEPCNT, 0), OPTION(IPPROTO_TCP, TCP_USER_TIMEOUT, 0), OPTION(IPPROTO_IP, IP_TOS, 0),
+        OPTION(IPPROTO_IP, IP_TTL, 0),
+    };
+    char label[80];
+    for (size_t i = 0; i < LEN(facts); i++) {
+        snprintf(label, sizeof label, "%s %s", when, facts[i].name);
+        result(label, int_of(fd, facts[i].level, facts[i].number));
+    }
+    static const struct option signs[] = {
+        OPTION(SOL_SOCKET, SO_SNDBUF, 0),
+        OPTION(SOL_SOCKET, SO_RCVBUF, 0),
+        OPTION(IPPROTO_TCP, TCP_MAXSEG, 0),
+    };
+    for (size_t i = 0; i < LEN(signs); i++) {
+        int value = int_of(fd, signs[i].level, signs[i].number);
+        snprintf(label, sizeof label, "%s %s", when, signs[i].name);
+        say(label, "%s", value > 0 ? "positive" : value < 0 ? error_name(errno) : "0");
+    }
+    uint8_t info[512];
+    socklen_t len = sizeof info;
+    int done = getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &len);
+    snprintf(label, sizeof label, "%s TCP_INFO", when);
+    // Its first byte is the state.
+    say(label, "%d length %s state %d", done, len > 100 && len < sizeof info ? "some" : "?", info[0]);
+    char name[16] = "";
+    len = sizeof name;
+    done = getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &len);
+    snprintf(label, sizeof label, "%s TCP_CONGESTION", when);
+    say(label, "%d length %u %s", done, len, name[0] ? "named" : "no name");
+}
+
+static void buffers(int fd)
+{
+    result("sndbuf-set", set_int(fd, SOL_SOCKET, SO_SNDBUF, 50000));
+    result("sndbuf-at-least", int_of(fd, SOL_SOCKET, SO_SNDBUF) >= 50000);
+    result("rcvbuf-set", set_int(fd, SOL_SOCKET, SO_RCVBUF, 50000));
+    result("rcvbuf-at-least", int_of(fd, SOL_SOCKET, SO_RCVBUF) >= 50000);
+    result("sndbuf-tiny", set_int(fd, SOL_SOCKET, SO_SNDBUF, 1));
+    result("sndbuf-tiny-positive", int_of(fd, SOL_SOCKET, SO_SNDBUF) > 0);
+    result("sndbuf-huge", set_int(fd, SOL_SOCKET, SO_SNDBUF, 2000000000));
+    result("sndbuf-negative", set_int(fd, SOL_SOCKET, SO_SNDBUF, -1));
+}
+
+static void structures(int fd)
+{
+    struct linger linger = {1, 10};
+    socklen_t len = sizeof linger;
+    result("linger-set", setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, len));
+    linger = (struct linger){0};
+    result("linger-get", getsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, &len));
+    say("linger-value", "%d %d length %u", linger.l_onoff, linger.l_linger, len);
+    result("linger-short", setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, 4));
+    linger = (struct linger){0};
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger);
+    struct timeval time = {1, 1000000};
+    result("rcvtimeo-microseconds", setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time));
+    time = (struct timeval){-1, 0};
+    result("rcvtimeo-negative", setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time));
+    result("rcvtimeo-short", setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, 4));
+    time = (struct timeval){7, 0};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof time);
+    time = (struct timeval){0};
+    len = sizeof time;
+    getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, &len);
+    say("sndtimeo-value", "%ld %ld", (long)time.tv_sec, (long)time.tv_usec);
+    result("congestion-unknown", setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "nonesuch", 8));
+    result("congestion-reno", setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4));
+    char name[16] = "";
+    len = sizeof name;
+    getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &len);
+    say("congestion-name", "%s", name);
+    result("bindtodevice-unknown", setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "nonesuch0", 9));
+}
+
+static void lengths(int fd)
+{
+    int value = 1;
+    uint8_t raw[16];
+    socklen_t len;
+    static const socklen_t rooms[] = {0, 1, 2, 4, 8};
+    for (size_t i = 0; i < LEN(rooms); i++) {
+        char label[64];
+        snprintf(label, sizeof label, "set-keepalive-length-%u", rooms[i]);
+        result(label, setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, raw, rooms[i]));
+        snprintf(label, sizeof label, "set-nodelay-length-%u", rooms[i]);
+        result(label, setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, raw, rooms[i]));
+        for (int level = 0; level < 2; level++) {
+            memset(raw, 0xee, sizeof raw);
+            len = rooms[i];
+            int done = level ? getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, raw, &len)
+                             : getsockopt(fd, SOL_SOCKET, SO_TYPE, raw, &len);
+            size_t touched = 0;
+            while (touched < sizeof raw && raw[touched] != 0xee)
+                touched++;
+            snprintf(label, sizeof label, "get-%s-length-%u", level ? "nodelay" : "type", rooms[i]);
+            say(label, "%s length %u touched %zu", done ? error_name(errno) : "0", len, touched);
+        }
+    }
+    result("set-wrong-level", setsockopt(fd, 77, 1, &value, sizeof value));
+    result("set-wrong-name", setsockopt(fd, SOL_SOCKET, 7777, &value, sizeof value));
+    result("set-wrong-tcp-name", setsockopt(fd, IPPROTO_TCP, 7777, &value, sizeof value));
+    result("set-ipv6-on-ipv4", setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &value, sizeof value));
+    result("set-no-value", setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, NULL, sizeof value));
+    len = sizeof value;
+    result("get-wrong-level", getsockopt(fd, 77, 1, &value, &len));
+    result("get-wrong-name", getsockopt(fd, SOL_SOCKET, 7777, &value, &len));
+    result("get-wrong-tcp-name", getsockopt(fd, IPPROTO_TCP, 7777, &value, &len));
+    len = (socklen_t)-1;
+    result("get-negative-length", getsockopt(fd, SOL_SOCKET, SO_TYPE, &value, &len));
+    result("get-bad-descriptor", int_of(199, SOL_SOCKET, SO_TYPE));
+    int file = file_of(1, 1);
+    result("get-file", int_of(file, SOL_SOCKET, SO_TYPE));
+    close(file);
+}
+
+// What a corked socket holds back goes out when the cork is taken away.
+static void cork(void)
+{
+    int fd = opened(AF_INET, 1);
+    set_int(fd, IPPROTO_TCP, TCP_CORK, 1);
+    send(fd, "held", 4, 0);
+    send(fd, "back", 4, 0);
+    set_int(fd, IPPROTO_TCP, TCP_CORK, 0);
+    peer_says("uncorked", "recv 1 8");
+    int queued = -1;
+    must("settle 1");
+    result("siocoutqnsd", ioctl(fd, SIOCOUTQNSD, &queued));
+    say("siocoutqnsd-count", "%d", queued);
+    close(fd);
+}
+
+int main(int argc, char **argv)
+{
+    begin(argc, argv);
+    int fd = tcp(AF_INET);
+    reads("new", fd);
+    set_and_read("new", fd, plain, LEN(plain));
+    set_and_read("new", fd, before, LEN(before));
+    close(fd);
+    fd = tcp(AF_INET6);
+    set_and_read("new6", fd, plain6, LEN(plain6));
+    close(fd);
+    fd = opened(AF_INET, 1);
+    reads("connected", fd);
+    lengths(fd);
+    structures(fd);
+    buffers(fd);
+    set_and_read("connected", fd, plain, LEN(plain));
+    close(fd);
+    fd = opened(AF_INET6, 1);
+    set_and_read("connected6", fd, plain6, LEN(plain6));
+    close(fd);
+    fd = listener(AF_INET, 4);
+    reads("listening", fd);
+    result("listening-fastopen", set_int(fd, IPPROTO_TCP, TCP_FASTOPEN, 5));
+    result("listening-defer", set_int(fd, IPPROTO_TCP, TCP_DEFER_ACCEPT, 1));
+    close(fd);
+    fd = udp(AF_INET);
+    result("udp-nodelay", set_int(fd, IPPROTO_TCP, TCP_NODELAY, 1));
+    result("udp-type", int_of(fd, SOL_SOCKET, SO_TYPE));
+    result("udp-protocol", int_of(fd, SOL_SOCKET, SO_PROTOCOL));
+    close(fd);
+    cork();
+    end();
+}
