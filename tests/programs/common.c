@@ -465,6 +465,16 @@ pid_t interrupt(int signal)
     _exit(0);
 }
 
+pid_t forked(void)
+{
+    pid_t child = fork();
+    if (child < 0)
+        broken("fork: %s", error_name(errno));
+    if (!child)
+        watchdog();
+    return child;
+}
+
 void reap(const char *label, pid_t child)
 {
     int status = 0;

@@ -43,8 +43,10 @@ extern char **extra;
 extern char **all_arguments;
 // Prints `end` and exits.
 _Noreturn void end(void);
-// A forked child inherits no alarm.
+// Starts the watchdog.
 void watchdog(void);
+// A child with a watchdog of its own: it inherits none.
+pid_t forked(void);
 // What the watchdog prints.
 void doing(const char *what);
 // Prints a line and exits with 2: the test itself could not go on.

@@ -226,6 +226,45 @@ static void bound(void)
     close(fd);
 }
 
+// What was set before connect is so afterwards, and the descriptor is the same one.
+static void kept(void)
+{
+    uint16_t port = (uint16_t)must("listen 1 %s 4", all_arguments[3]);
+    int fd = tcp(AF_INET);
+    int copy = dup(fd);
+    set_int(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_int(fd, IPPROTO_TCP, TCP_KEEPIDLE, 77);
+    set_int(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set_int(fd, SOL_SOCKET, SO_RCVBUF, 100000);
+    set_timeout(fd, SO_RCVTIMEO, 50);
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    fcntl(fd, F_SETOWN, getpid());
+    set_nonblocking(fd, true);
+    result("kept-connect", join(fd, peer(AF_INET, port)));
+    await(fd, POLLOUT);
+    must("accept 1 2");
+    result("kept-nodelay", int_of(fd, IPPROTO_TCP, TCP_NODELAY));
+    result("kept-keepidle", int_of(fd, IPPROTO_TCP, TCP_KEEPIDLE));
+    result("kept-keepalive", int_of(fd, SOL_SOCKET, SO_KEEPALIVE));
+    result("kept-rcvbuf", int_of(fd, SOL_SOCKET, SO_RCVBUF) >= 100000);
+    result("kept-cloexec", fcntl(fd, F_GETFD));
+    result("kept-copy-cloexec", fcntl(copy, F_GETFD));
+    result("kept-nonblock", (fcntl(copy, F_GETFL) & O_NONBLOCK) != 0);
+    say("kept-owner", "%s", fcntl(fd, F_GETOWN) == getpid() ? "this process" : "another");
+    set_nonblocking(copy, false);
+    char byte;
+    result("kept-timeout", recv(fd, &byte, 1, 0));
+    // The duplicate is of the connection, though it is older.
+    result("kept-copy-send", send(copy, "copy", 4, 0));
+    peer_says("kept-copy-peer", "recv 2 4");
+    close(fd);
+    must("text 2 x");
+    result("kept-copy-recv", recv(copy, &byte, 1, 0));
+    close(copy);
+    peer_says("kept-peer-eof", "recv 2 1");
+    must("close 1");
+}
+
 int main(int argc, char **argv)
 {
     begin(argc, argv);
@@ -237,6 +276,7 @@ int main(int argc, char **argv)
     refused();
     in_progress();
     bound();
+    kept();
     unreachable();
     end();
 }

@@ -1,4 +1,5 @@
-// The checked variants that a compiler puts in place of read, recv, recvfrom, poll and fd_set with _FORTIFY_SOURCE=2.
+// Other names of the calls: the checked variants that a compiler puts in place of read, recv, recvfrom, poll and fd_set
+// with _FORTIFY_SOURCE=2, and the names with two underscores that the C library has for old programs.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -6,6 +7,38 @@
 
 // A length that the compiler does not know is what makes it call the checked variant.
 static volatile size_t some = 8;
+
+// No header has them.
+int __connect(int fd, const struct sockaddr *addr, socklen_t len);
+ssize_t __read(int fd, void *to, size_t len);
+ssize_t __write(int fd, const void *from, size_t len);
+ssize_t __send(int fd, const void *from, size_t len, int flags);
+int __dup2(int from, int to);
+int __fcntl(int fd, int command, ...);
+int __close(int fd);
+
+static void old_names(void)
+{
+    uint16_t port = (uint16_t)must("listen 2 %s 4", all_arguments[3]);
+    struct place to = peer(AF_INET, port);
+    char text[16];
+    int fd = tcp(AF_INET);
+    result("old-connect", __connect(fd, (struct sockaddr *)&to.addr, to.len));
+    must("accept 2 1");
+    result("old-write", __write(fd, "write", 5));
+    result("old-send", __send(fd, "send", 4, 0));
+    peer_says("old-peer", "recv 1 9");
+    must("text 1 read");
+    bytes("old-read", __read(fd, text, some), text);
+    result("old-fcntl", __fcntl(fd, F_SETFL, O_RDWR | O_NONBLOCK));
+    result("old-read-nonblocking", __read(fd, text, some));
+    result("old-dup2", __dup2(fd, 100));
+    result("old-close", __close(fd));
+    result("old-dup2-send", send(100, "kept", 4, 0));
+    peer_says("old-dup2-peer", "recv 1 4");
+    result("old-dup2-close", __close(100));
+    peer_says("old-close-peer", "recv 1 1");
+}
 
 int main(int argc, char **argv)
 {
@@ -38,6 +71,7 @@ int main(int argc, char **argv)
     result("read-closed", read(fd, text, some));
     result("recv-closed", recv(fd, text, some, 0));
 
+    old_names();
     // Asking for more than there is room for ends the program; the child's message goes nowhere.
     some = 64;
     pid_t child = fork();

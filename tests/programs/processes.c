@@ -1,23 +1,10 @@
-// Connections and listeners that several processes hold: fork, exec, kill, workers of one listener.
+// Connections and listeners that several processes hold: fork, and processes that are killed meanwhile.
 #define _GNU_SOURCE
 #include "common.h"
 
-#include <grp.h>
-#include <spawn.h>
-
-extern char **environ;
+#include <sys/epoll.h>
 
 static char buffer[4096];
-
-static pid_t forked(void)
-{
-    pid_t child = fork();
-    if (child < 0)
-        broken("fork: %s", error_name(errno));
-    if (!child)
-        watchdog();
-    return child;
-}
 
 static void shared(void)
 {
@@ -211,209 +198,94 @@ static void last_holder_killed(void)
     prefix("");
 }
 
-static void run(const char *label, char **arguments, int in)
+// A socket is the same one in both processes, whichever of them connects it or lets it listen.
+static void before_it_is_decided(void)
 {
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    if (in >= 0) {
-        posix_spawn_file_actions_adddup2(&actions, in, STDIN_FILENO);
-        posix_spawn_file_actions_adddup2(&actions, in, STDOUT_FILENO);
-        posix_spawn_file_actions_addclose(&actions, in);
-    }
-    pid_t child;
-    int error = posix_spawnp(&child, arguments[0], &actions, NULL, arguments, environ);
-    if (error)
-        broken("cannot run %s: %s", arguments[0], error_name(error));
-    posix_spawn_file_actions_destroy(&actions);
-    if (in >= 0)
-        close(in);
-    reap(label, child);
-}
-
-static void other_programs(void)
-{
-    // As inetd does: the connection is the program's input and output.
-    int fd = opened(AF_INET, 1);
-    must("text 1 echoed");
-    must("shutdown 1");
-    run("spawn-cat", (char *[]){"cat", NULL}, fd);
-    peer_says("spawn-cat-peer", "drain 1");
-    fd = opened(AF_INET, 1);
-    must("text 1 word");
-    run("spawn-sh", (char *[]){"sh", "-c", "head -c 4; echo from a shell", NULL}, fd);
-    peer_says("spawn-sh-peer", "drain 1");
-    fd = opened(AF_INET, 1);
-    pid_t child = vfork();
-    if (!child) {
-        execl("/bin/true", "true", NULL);
-        _exit(9);
-    }
-    reap("vfork", child);
-    result("vfork-parent-send", send(fd, "intact", 6, 0));
-    peer_says("vfork-peer", "recv 1 6");
-    result("system", system("exit 7") >> 8);
-    result("system-parent-send", send(fd, "intact", 6, 0));
-    peer_says("system-peer", "recv 1 6");
-    close(fd);
-    peer_says("system-peer-eof", "recv 1 1");
-}
-
-static void workers(bool polls)
-{
-    prefix(polls ? "polling-workers-" : "workers-");
-    int from = listener(AF_INET, 16);
-    uint16_t port = port_of(from);
-    set_nonblocking(from, polls);
-    pid_t children[2];
-    for (int i = 0; i < 2; i++) {
-        children[i] = forked();
-        while (!children[i]) {
-            if (polls)
-                await(from, POLLIN);
-            int fd = accept(from, NULL, NULL);
-            ssize_t len = recv(fd, buffer, 99, 0);
-            if (fd >= 0 && send(fd, buffer, (size_t)len, 0) != len)
-                _exit(1);
-            if (fd >= 0)
-                close(fd);
-        }
-    }
-    close(from);
-    int good = 0;
-    for (int i = 0; i < 10; i++) {
-        must("connect %d %s %d", i + 1, here_text(AF_INET), port);
-        must("text %d work", i + 1);
-    }
-    char wanted[64];
-    snprintf(wanted, sizeof wanted, "eof 4 %08x", checksum(NO_BYTES, (const uint8_t *)"work", 4));
-    for (int i = 0; i < 10; i++)
-        good += !strcmp(ask("drain %d", i + 1), wanted);
-    say("served", "%d of 10", good);
-    kill(children[0], SIGKILL);
-    reap("killed", children[0]);
-    must("connect 1 %s %d", here_text(AF_INET), port);
-    must("text 1 alone");
-    peer_says("other-serves", "recv 1 5");
-    kill(children[1], SIGTERM);
-    reap("stopped", children[1]);
-    must("start 1 %s %d", here_text(AF_INET), port);
-    peer_says("nobody-serves", "up 1 2000");
-    prefix("");
-}
-
-// As servers that put themselves into the background, change the user and the root.
-static void servers_habits(void)
-{
-    int from = listener(AF_INET, 4);
-    uint16_t port = port_of(from);
+    uint16_t port = (uint16_t)must("listen 2 %s 8", all_arguments[3]);
+    int fd = tcp(AF_INET);
     pid_t child = forked();
     if (!child) {
-        if (daemon(1, 1))
-            _exit(1);
-        watchdog();
-        int fd = accept(from, NULL, NULL);
-        bytes("daemon-recv", recv(fd, buffer, 99, 0), buffer);
-        result("daemon-send", send(fd, "daemon", 6, 0));
+        result("child-connects", join(fd, peer(AF_INET, port)));
         _exit(0);
     }
-    reap("daemon-parent", child);
-    close(from);
-    must("connect 1 %s %d", here_text(AF_INET), port);
-    must("text 1 hello");
-    peer_says("daemon-peer", "drain 1");
+    reap("child-connects-exit", child);
+    must("accept 2 1");
+    struct place name = {.len = sizeof name.addr};
+    result("child-connects-getpeername", getpeername(fd, (struct sockaddr *)&name.addr, &name.len));
+    result("child-connects-parent-send", send(fd, "parent", 6, MSG_NOSIGNAL));
+    close(fd);
+    peer_says("child-connects-peer", "drain 1");
 
-    from = listener(AF_INET, 4);
-    int fd = opened(AF_INET, 1);
+    fd = tcp(AF_INET);
+    bind_to(fd, here(AF_INET, 0));
+    port = port_of(fd);
     child = forked();
     if (!child) {
-        if (chroot("/usr") || chdir("/") || setgroups(0, NULL) || setgid(65534) || setuid(65534))
-            _exit(1);
-        result("nobody-send", send(fd, "nobody", 6, 0));
-        int other = opened(AF_INET, 2);
-        result("nobody-connects", send(other, "nobody", 6, 0));
-        peer_says("nobody-connects-peer", "recv 2 6");
-        must("connect 3 %s %d", here_text(AF_INET), port_of(from));
-        other = accept(from, NULL, NULL);
-        must("text 3 hello");
-        bytes("nobody-accepts", recv(other, buffer, 99, 0), buffer);
+        result("child-listens", listen(fd, 4));
         _exit(0);
     }
-    reap("nobody-child", child);
-    peer_says("nobody-peer", "recv 1 6");
-    result("nobody-parent-send", send(fd, "root", 4, 0));
-    peer_says("nobody-parent-peer", "recv 1 4");
+    reap("child-listens-exit", child);
+    must("start 1 %s %d", here_text(AF_INET), port);
+    peer_says("child-listens-peer", "up 1 2000");
+    result("child-listens-acceptconn", int_of(fd, SOL_SOCKET, SO_ACCEPTCONN));
     close(fd);
-    close(from);
+
+    fd = tcp(AF_INET);
+    child = forked();
+    if (!child) {
+        set_int(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+        set_nonblocking(fd, true);
+        _exit(0);
+    }
+    reap("child-sets-exit", child);
+    result("child-sets-option", int_of(fd, IPPROTO_TCP, TCP_NODELAY));
+    result("child-sets-nonblock", (fcntl(fd, F_GETFL) & O_NONBLOCK) != 0);
+    close(fd);
 }
 
-// This program again, which finds its descriptors by the numbers in its arguments.
-static void executes_itself(int fd, int from, int closed)
+// A set that is older than the child, and sockets that are younger.
+static void sets(void)
 {
-    char numbers[3][16];
-    snprintf(numbers[0], 16, "%d", fd);
-    snprintf(numbers[1], 16, "%d", from);
-    snprintf(numbers[2], 16, "%d", closed);
-    char *arguments[10];
-    for (int i = 0; i < 6; i++)
-        arguments[i] = all_arguments[i];
-    for (int i = 0; i < 3; i++)
-        arguments[6 + i] = numbers[i];
-    arguments[9] = NULL;
-    execv("/proc/self/exe", arguments);
-    broken("exec: %s", error_name(errno));
-}
-
-static void executed(void)
-{
-    int fd = atoi(extra[0]), from = atoi(extra[1]), closed = atoi(extra[2]);
-    bytes("exec-recv-before", recv(fd, buffer, 99, 0), buffer);
-    must("text 1 after");
-    bytes("exec-recv-after", recv(fd, buffer, 99, 0), buffer);
-    result("exec-send", send(fd, "execed", 6, 0));
-    peer_says("exec-peer", "recv 1 6");
-    result("exec-nonblock-kept", (fcntl(fd, F_GETFL) & O_NONBLOCK) != 0);
-    result("exec-nodelay-kept", int_of(fd, IPPROTO_TCP, TCP_NODELAY));
-    struct place name = {.len = sizeof name.addr};
-    result("exec-getpeername", getpeername(fd, (struct sockaddr *)&name.addr, &name.len));
-    result("exec-cloexec-gone", fcntl(closed, F_GETFD));
-    peer_says("exec-cloexec-peer", "recv 3 1");
-    int waiting = accept(from, NULL, NULL);
-    must("text 2 waited");
-    bytes("exec-accept-waiting", recv(waiting, buffer, 99, 0), buffer);
-    close(waiting);
-    must("connect 4 %s %d", here_text(AF_INET), port_of(from));
-    int new = accept(from, NULL, NULL);
-    must("text 4 fresh");
-    bytes("exec-accept-new", recv(new, buffer, 99, 0), buffer);
-    close(new);
+    int fd = opened(AF_INET, 1);
+    int set = epoll_create1(0);
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = 7};
+    epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
+    pid_t child = forked();
+    if (!child) {
+        struct epoll_event found = {0};
+        int count = epoll_wait(set, &found, 1, TIMEOUT);
+        say("set-child", "%d number %u %s", count, found.data.u32, bits(found.events));
+        bytes("set-child-recv", recv(fd, buffer, 99, MSG_DONTWAIT), buffer);
+        _exit(0);
+    }
+    must("text 1 abc");
+    reap("set-child-exit", child);
+    result("set-parent", epoll_wait(set, &event, 1, 0));
+    must("text 1 def");
+    result("set-parent-data", epoll_wait(set, &event, 1, TIMEOUT));
+    bytes("set-parent-recv", recv(fd, buffer, 99, MSG_DONTWAIT), buffer);
+    // Registered as long as any process holds the socket.
+    child = forked();
+    if (!child) {
+        must("text 1 ghi");
+        _exit(0);
+    }
     close(fd);
-    peer_says("exec-peer-eof", "recv 1 1");
-    fd = opened(AF_INET, 5);
-    result("exec-connect", send(fd, "fresh", 5, 0));
-    peer_says("exec-connect-peer", "recv 5 5");
-    end();
+    reap("set-closed-exit", child);
+    result("set-closed-by-all", epoll_wait(set, &event, 1, 50));
+    close(set);
 }
 
 int main(int argc, char **argv)
 {
     begin(argc, argv);
-    if (extra[0])
-        executed();
     shared();
     at_once();
     kill_in("kill-recv-", false, false);
     kill_in("kill-send-", true, false);
     kill_in("kill-accept-", false, true);
     last_holder_killed();
-    other_programs();
-    workers(false);
-    workers(true);
-    servers_habits();
-    int fd = opened(AF_INET, 1), closed = opened(AF_INET, 3), from = listener(AF_INET, 4);
-    set_int(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    set_nonblocking(fd, true);
-    fcntl(closed, F_SETFD, FD_CLOEXEC);
-    must("text 1 before");
-    must("connect 2 %s %d", here_text(AF_INET), port_of(from));
-    executes_itself(fd, from, closed);
+    before_it_is_decided();
+    sets();
+    end();
 }

@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "common.h"
 
+#include <sys/syscall.h>
+
 static char buffer[65536];
 // Volatile, so that the compiler does not warn of what is wrong on purpose.
 static volatile int too_many = 1025, negative = -1;
@@ -230,6 +232,23 @@ static void bad_arguments(int fd)
     bytes("still-works", recv(fd, buffer, 9, 0), buffer);
 }
 
+// The same calls by their numbers, as language runtimes make them.
+static void by_number(void)
+{
+    int fd = opened(AF_INET, 1);
+    result("number-write", syscall(SYS_write, fd, "write", 5));
+    result("number-sendto", syscall(SYS_sendto, fd, "sendto", 6, 0, NULL, 0));
+    peer_says("number-peer", "recv 1 11");
+    must("text 1 readrecvfrom");
+    bytes("number-read", syscall(SYS_read, fd, buffer, 4), buffer);
+    bytes("number-recvfrom", syscall(SYS_recvfrom, fd, buffer, 99, MSG_DONTWAIT, NULL, NULL), buffer);
+    result("number-recvfrom-empty", syscall(SYS_recvfrom, fd, buffer, 99, MSG_DONTWAIT, NULL, NULL));
+    result("number-shutdown", syscall(SYS_shutdown, fd, SHUT_WR));
+    peer_says("number-peer-eof", "recv 1 1");
+    result("number-close", syscall(SYS_close, fd));
+    result("number-close-again", syscall(SYS_close, fd));
+}
+
 int main(int argc, char **argv)
 {
     begin(argc, argv);
@@ -243,5 +262,6 @@ int main(int argc, char **argv)
     timeouts(fd);
     bad_arguments(fd);
     pressure();
+    by_number();
     end();
 }

@@ -211,6 +211,24 @@ static void ended_by_others(void)
     close(fd);
 }
 
+// A call keeps the connection that it is in, though its descriptor is closed meanwhile.
+static void closed_meanwhile(void)
+{
+    struct call call;
+    int fd = opened(AF_INET, 1);
+    blocked(&call, fd, receives);
+    result("close-beside-recv", close(fd));
+    must("text 1 late");
+    finish("close-recv-thread", &call, true);
+    peer_says("close-recv-peer", "recv 1 1");
+    fd = opened(AF_INET, 1);
+    blocked(&call, fd, polls);
+    result("close-beside-poll", close(fd));
+    must("text 1 late");
+    finish("close-poll-thread", &call, false);
+    peer_says("close-poll-peer", "recv 1 1");
+}
+
 // Sends this thread a signal when it sleeps, and then the peer a line.
 static pid_t interrupt_then(const char *line)
 {
@@ -345,6 +363,7 @@ int main(int argc, char **argv)
     both_directions();
     records();
     ended_by_others();
+    closed_meanwhile();
     interrupted();
     restarted();
     end();

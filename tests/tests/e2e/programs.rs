@@ -15,65 +15,75 @@ fn same_twice(name: &str, lines: usize) {
 
 #[test]
 fn connect() {
-    same_twice("connect", 70);
+    same_twice("connect", 111);
 }
 
 #[test]
 fn descriptors() {
-    same_twice("descriptors", 100);
+    same_twice("descriptors", 103);
 }
 
 #[test]
 fn ending() {
-    same_twice("ending", 135);
+    same_twice("ending", 138);
+}
+
+#[test]
+fn epoll() {
+    same_twice("epoll", 119);
 }
 
 #[test]
 fn files() {
-    same_twice("files", 60);
+    same_twice("files", 64);
 }
 
 #[test]
 fn fortify() {
-    same_twice("fortify", 13);
+    same_twice("fortify", 26);
 }
 
 #[test]
 fn listen() {
-    same_twice("listen", 100);
+    same_twice("listen", 108);
 }
 
 #[test]
 fn options() {
-    same_twice("options", 230);
+    same_twice("options", 238);
 }
 
 #[test]
 fn polling() {
-    same_twice("polling", 110);
+    same_twice("polling", 23);
 }
 
 #[test]
 fn processes() {
-    same_twice("processes", 90);
+    same_twice("processes", 68);
+}
+
+#[test]
+fn servers() {
+    same_twice("servers", 47);
 }
 
 #[test]
 fn stdio() {
-    same_twice("stdio", 40);
+    same_twice("stdio", 43);
 }
 
 #[test]
 fn stream() {
-    same_twice("stream", 105);
+    same_twice("stream", 126);
 }
 
 #[test]
 fn threads() {
-    same_twice("threads", 65);
+    same_twice("threads", 72);
 }
 
 #[test]
 fn udp() {
-    same_twice("udp", 160);
+    same_twice("udp", 169);
 }
