@@ -204,11 +204,22 @@ static void ended_while_waiting(void)
     close(fd);
 }
 
+// A port that is free in both families and on every address: an old connection may hold one on a single address.
+static uint16_t free_port(void)
+{
+    int fd = tcp(AF_INET6);
+    if (bind_to(fd, address("::", 0)))
+        broken("bind: %s", error_name(errno));
+    uint16_t port = port_of(fd);
+    close(fd);
+    return port;
+}
+
 static void shared_addresses(void)
 {
     int one = tcp(AF_INET), two = tcp(AF_INET);
-    bind_to(one, here(AF_INET, 0));
-    uint16_t port = port_of(one);
+    uint16_t port = free_port();
+    bind_to(one, here(AF_INET, port));
     result("in-use-bind", bind_to(two, here(AF_INET, port)));
     result("in-use-wildcard", bind_to(two, address("0.0.0.0", port)));
     result("in-use-loopback", bind_to(two, address("127.0.0.1", port)));
@@ -321,8 +332,8 @@ static void ipv6_only(void)
 {
     int from = tcp(AF_INET6);
     result("only6-set", set_int(from, IPPROTO_IPV6, IPV6_V6ONLY, 1));
-    bind_to(from, address("::", 0));
-    uint16_t port = port_of(from);
+    uint16_t port = free_port();
+    bind_to(from, address("::", port));
     listen(from, 4);
     must("start 1 %s %d", here_text(AF_INET), port);
     peer_says("only6-by-ipv4", "up 1 2000");

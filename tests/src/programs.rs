@@ -181,6 +181,7 @@ mod tests {
         assert!(error.contains("exit status: 0") && error.contains("two"), "{error}");
         let error = link.run("fortify", &["sh", "-c", "echo end; exit 3"]).unwrap_err().to_string();
         assert!(error.contains("exit status: 3"), "{error}");
+        assert_eq!(link.run("fortify", &["env", "A=b"]).unwrap(), link.run("fortify", &[]).unwrap());
         assert!(link.run("no-such-program", &[]).unwrap_err().to_string().contains("no-such-program"));
         assert!(link.here().run("ping", &["-c1", FAR_ADDRESSES[1]]).is_ok());
     }
