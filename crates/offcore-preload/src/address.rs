@@ -44,6 +44,15 @@ pub(crate) unsafe fn read(address: *const sockaddr, len: socklen_t) -> Result<So
     }
 }
 
+/// Whether an address is of IPv6, as the program wrote it.
+///
+/// # Safety
+/// `address` was read by [`read`].
+pub(crate) unsafe fn is_v6(address: *const sockaddr) -> bool {
+    // SAFETY: the family is at the beginning of every address.
+    c_int::from(unsafe { address.cast::<u16>().read_unaligned() }) == libc::AF_INET6
+}
+
 /// Gives a program an address, as long as it has room for; `len` becomes the address's own length.
 ///
 /// # Safety

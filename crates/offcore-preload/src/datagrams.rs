@@ -88,7 +88,7 @@ unsafe fn take(
     loop {
         let mut header = [0; HEADER_LEN];
         if reader.peek(&mut header) < HEADER_LEN {
-            session.settle(&reader);
+            session.settle(&reader, 0);
             return Ok(None);
         }
         let header = Header::from_bytes(&header).ok_or(libc::EIO)?;
@@ -102,12 +102,13 @@ unsafe fn take(
             // SAFETY: the caller's promise.
             copied = unsafe { buffers.fill(0, payload(reader.spans(), len)) };
         }
+        let left = reader.available() - whole;
         if !wanted || how & libc::MSG_PEEK == 0 {
             reader.consume(whole);
+            session.settle(&reader, left);
             session.mark();
         }
         if wanted {
-            session.settle(&reader);
             return Ok(Some(Received { copied, len, from: header.peer }));
         }
     }

@@ -19,6 +19,9 @@ use crate::session::{self, Session};
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, Kind};
 
+/// `linux/in6.h`, which the crate libc lacks.
+const IPV6_FREEBIND: c_int = 78;
+
 /// Remembers a new socket of the kernel's, if it may become a session.
 pub(crate) fn opened(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     static NUMBER: AtomicU32 = AtomicU32::new(1);
@@ -74,6 +77,7 @@ fn become_session(fd: c_int, entry: Entry, (found, end): (Where, c_int)) -> Resu
 struct Options {
     wishes: u32,
     keep: [c_int; 3],
+    told: u32,
 }
 
 impl Options {
@@ -91,17 +95,9 @@ impl Options {
         }
         let keep = [libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL, libc::TCP_KEEPCNT];
         let keep = keep.map(|name| sys::int_option(fd, libc::IPPROTO_TCP, name));
-        for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-            let zero = libc::timeval { tv_sec: 0, tv_usec: 0 };
-            if let Some(time) = sys::socket_option(fd, libc::SOL_SOCKET, name, zero)
-                && (time.tv_sec != 0 || time.tv_usec != 0)
-            {
-                let (at, len) = ((&raw const time).cast(), size_of::<libc::timeval>());
-                // SAFETY: a time that lives until the call returns.
-                let _ = unsafe { sys::setsockopt(end, libc::SOL_SOCKET, name, at, len) };
-            }
-        }
-        Self { wishes, keep }
+        // Those that a listener accepts have them, too.
+        let told = if copy_times(fd, end) { wish::TIMED } else { 0 };
+        Self { wishes, keep, told }
     }
 
     fn give(&self, session: &Session) {
@@ -110,11 +106,28 @@ impl Options {
         wishes.keep_idle.store(idle as u32, Ordering::Relaxed);
         wishes.keep_interval.store(interval as u32, Ordering::Relaxed);
         wishes.keep_count.store(count as u32, Ordering::Relaxed);
+        wishes.told.fetch_or(self.told, Ordering::AcqRel);
         if self.wishes != 0 {
             wishes.options.fetch_or(self.wishes, Ordering::AcqRel);
             session.mark();
         }
     }
+}
+
+/// Gives one socket the times after which calls of another one give up. Whether it has any.
+pub(crate) fn copy_times(from: c_int, to: c_int) -> bool {
+    let mut any = false;
+    for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        let zero = libc::timeval { tv_sec: 0, tv_usec: 0 };
+        let time = sys::socket_option(from, libc::SOL_SOCKET, name, zero);
+        if let Some(time) = time.filter(|time| time.tv_sec != 0 || time.tv_usec != 0) {
+            let (at, len) = ((&raw const time).cast(), size_of::<libc::timeval>());
+            // SAFETY: a time that lives until the call returns.
+            let _ = unsafe { sys::setsockopt(to, libc::SOL_SOCKET, name, at, len) };
+            any = true;
+        }
+    }
+    any
 }
 
 /// Asks for a session instead of `fd`.
@@ -142,6 +155,9 @@ pub(crate) enum Decided {
 }
 
 /// `bind`: an address that is not the kernel's may be the stack's.
+///
+/// A stream stays the kernel's until it listens or connects: the kernel keeps the address for it, which is not its own, and
+/// says who else has it. A datagram socket receives from now on.
 pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, Errno> {
     let ip = to.ip();
     if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || rules::is_kernels(ip) {
@@ -150,8 +166,13 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
         }
         return Ok(Decided::Kernel);
     }
-    let kind = if entry.kind == Kind::OpenStream { libc::SOCK_STREAM } else { libc::SOCK_DGRAM };
-    let mut question = Question::new(Call::Bind, NONE, kind as u32);
+    if entry.kind == Kind::OpenStream {
+        if rules::named(entry.kind, to.port()).unwrap_or(true) && link::ensure().is_ok() {
+            allow_any_address(fd);
+        }
+        return Ok(Decided::Kernel);
+    }
+    let mut question = Question::new(Call::Bind, NONE, libc::SOCK_DGRAM as u32);
     question.local = Some(to);
     match ask_session(fd, &question, &[]) {
         Ok(found) => become_session(fd, entry, found).map(Decided::Session),
@@ -164,10 +185,23 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
     }
 }
 
-/// `listen` at all addresses: the kernel's listener is the stack's, too. The kernel listens already.
+/// Has the kernel bind a socket to an address that is not its own.
+fn allow_any_address(fd: c_int) {
+    let one: c_int = 1;
+    for (level, name) in [(libc::IPPROTO_IP, libc::IP_FREEBIND), (libc::IPPROTO_IPV6, IPV6_FREEBIND)] {
+        // SAFETY: a number that lives until the call returns.
+        let _ = unsafe { sys::setsockopt(fd, level, name, (&raw const one).cast(), size_of::<c_int>()) };
+    }
+}
+
+/// `listen`: at all addresses the kernel's listener is the stack's, too; it keeps the port in any case. The kernel listens
+/// already.
 pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided, Errno> {
-    let local = address::of_kernel(fd).filter(|local| local.ip().is_unspecified());
-    let Some(local) = local.filter(|local| rules::may_listen(entry.kind, local.port())) else {
+    let local = address::of_kernel(fd).filter(|local| {
+        rules::may_listen(entry.kind, local.port())
+            && (local.ip().is_unspecified() || !rules::is_kernels(local.ip()))
+    });
+    let Some(local) = local else {
         leave(fd, entry);
         return Ok(Decided::Kernel);
     };
@@ -223,12 +257,14 @@ pub(crate) fn connect(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided
     }
 }
 
-/// Waits for a session to be connected, unless it does not wait.
-pub(crate) fn wait_connected(session: &Session) -> Result<(), Errno> {
+/// What `connect` returns of a session that has been asked for.
+pub(crate) fn connected(session: &Session) -> Result<(), Errno> {
+    if session.is_nonblocking() { Err(libc::EINPROGRESS) } else { wait_connected(session) }
+}
+
+/// Waits for a session to be connected.
+fn wait_connected(session: &Session) -> Result<(), Errno> {
     if session.slot.state() == state::CONNECTING && !session.is_over() {
-        if session.is_nonblocking() {
-            return Err(libc::EINPROGRESS);
-        }
         match session.wait_gate() {
             Err(libc::EAGAIN) => return Err(libc::EINPROGRESS),
             Err(libc::EINTR) => return Err(libc::EINTR),
@@ -245,22 +281,59 @@ pub(crate) fn wait_connected(session: &Session) -> Result<(), Errno> {
     }
 }
 
-/// `connect` of a session.
+/// `connect` of a stream that is a session already.
 pub(crate) fn connect_session(session: &Session, to: SocketAddr) -> Result<(), Errno> {
     let told = session.slot.wishes.told.load(Ordering::Relaxed);
     match session.slot.state() {
-        state::BOUND => {
-            let mut question =
-                Question::new(Call::Connect, session.slot.identity.number.load(Ordering::Relaxed), 0);
-            question.remote = Some(to);
-            let (_, received) = link::ask(&question, &[])?;
-            received.close();
-            wait_connected(session)
+        state::CONNECTING if session.is_over() => {
+            if let Some(error) = session.take_error() {
+                return Err(error);
+            }
+            // It is a socket like any other again.
+            let entry = reopen(session)?;
+            match connect(session.fd, entry, to)? {
+                Decided::Session(session) => connected(&session),
+                Decided::Kernel => Err(libc::ENETUNREACH),
+            }
         }
-        state::CONNECTING if session.is_over() => Err(session.take_error().unwrap_or(libc::ECONNABORTED)),
         state::CONNECTING if session.is_nonblocking() => Err(libc::EALREADY),
-        state::CONNECTING => wait_connected(session),
+        state::CONNECTING => wait_connected(session).map_err(|error| match error {
+            libc::EINPROGRESS => libc::EALREADY,
+            error => error,
+        }),
         state::OPEN if told & wish::OPEN_TOLD == 0 => wait_connected(session),
         _ => Err(libc::EISCONN),
     }
+}
+
+/// Puts a new socket of the kernel's in the place of a session that is over, or that the program wants to be.
+pub(crate) fn reopen(session: &Session) -> Result<Entry, Errno> {
+    let family = if session.entry.v6 { libc::AF_INET6 } else { libc::AF_INET };
+    let status = sys::fcntl(session.fd, libc::F_GETFL, 0)? & libc::O_NONBLOCK as usize;
+    let args = [family as usize, (libc::SOCK_STREAM | libc::SOCK_CLOEXEC) as usize, 0, 0, 0, 0];
+    // SAFETY: it takes no addresses.
+    let new = unsafe { sys::call(libc::SYS_socket, args) };
+    let new = c_int::try_from(new).ok().filter(|new| *new >= 0).ok_or(libc::EMFILE)?;
+    let _ = sys::fcntl(new, libc::F_SETFL, status);
+    let wanted = session.slot.wishes.options.load(Ordering::Relaxed);
+    for (bit, level, name) in [
+        (wish::NO_DELAY, libc::IPPROTO_TCP, libc::TCP_NODELAY),
+        (wish::KEEP_ALIVE, libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    ] {
+        let on = c_int::from(wanted & bit != 0);
+        // SAFETY: a number that lives until the call returns.
+        let _ = unsafe { sys::setsockopt(new, level, name, (&raw const on).cast(), size_of::<c_int>()) };
+    }
+    opened(new, family, libc::SOCK_STREAM, 0);
+    let entry = table::get(new).ok_or(libc::EMFILE)?;
+    table::set(new, None);
+    for fd in descriptors(session.fd, session.entry) {
+        let cloexec = sys::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0) as c_int & libc::FD_CLOEXEC;
+        if sys::dup3(new, fd, if cloexec != 0 { libc::O_CLOEXEC } else { 0 }).is_ok() {
+            table::set(fd, Some(entry));
+        }
+    }
+    let _ = sys::close(new);
+    link::look();
+    Ok(entry)
 }

@@ -66,6 +66,9 @@ pub(crate) fn begin() {
     // Without it a child would be taken for its parent.
     if sys::wipe_on_fork(page, 4096).is_ok() {
         OWN.store(page.cast(), Ordering::Release);
+        if let Some(own) = own() {
+            own.pid.store(sys::pid(), Ordering::Relaxed);
+        }
         USED.store(true, Ordering::Release);
     }
 }
@@ -103,7 +106,8 @@ pub(crate) fn lives(owner: Owner) -> bool {
 
 /// Whether this is the process that was linked, and not its child by `vfork`, which shares its memory.
 pub(crate) fn is_self() -> bool {
-    own().is_none_or(|own| own.pid.load(Ordering::Relaxed) == sys::pid())
+    // A forked child that is not linked yet has zeros.
+    own().is_none_or(|own| [0, sys::pid()].contains(&own.pid.load(Ordering::Relaxed)))
 }
 
 /// Bytes that close a gate.

@@ -89,6 +89,7 @@ pub(crate) unsafe fn set(
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
             // SAFETY: the caller's promise.
             let done = unsafe { real::setsockopt(session.fd, level, name, value, len) };
+            wishes.told.fetch_or(wish::TIMED, Ordering::AcqRel);
             // SAFETY: the address of this thread's `errno`.
             return if done < 0 { Err(unsafe { *libc::__errno_location() }) } else { Ok(()) };
         }

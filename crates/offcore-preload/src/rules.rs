@@ -18,7 +18,7 @@ fn word(kind: Kind) -> &'static [u8] {
 }
 
 /// Whether a rule names the port; `None` when there are no rules.
-fn named(kind: Kind, port: u16) -> Option<bool> {
+pub(crate) fn named(kind: Kind, port: u16) -> Option<bool> {
     let rules = environment::only();
     if rules.is_empty() {
         return None;

@@ -7,6 +7,7 @@ use offcore_session::slot::{Slot, flags, state, wish};
 use offcore_session::{Place, Segments, app};
 
 use crate::link::{self, Mapped};
+use crate::lock::Held;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, GENERATION, Kind};
 
@@ -133,7 +134,12 @@ impl Session {
         }
         let error = self.slot.identity.error.load(Ordering::Relaxed);
         let told = self.slot.wishes.told.fetch_or(wish::ERROR_TOLD, Ordering::AcqRel);
-        (error != 0 && told & wish::ERROR_TOLD == 0).then_some(error as Errno)
+        if told & wish::ERROR_TOLD != 0 {
+            return None;
+        }
+        // What `poll` shows of it ends, too.
+        let _ = sys::int_option(self.fd, libc::SOL_SOCKET, libc::SO_ERROR);
+        (error != 0).then_some(error as Errno)
     }
 
     /// Whether calls do not wait.
@@ -162,23 +168,49 @@ impl Session {
         Ok(tail.saturating_sub(edge).min(i32::MAX as u64) as usize)
     }
 
-    /// Takes the byte of the pair when there is nothing to be read. Whether the stack is to say again that there is.
-    pub(crate) fn settle(&self, reader: &app::Reader<Mapped>) {
-        if reader.available() > 0 || !self.slot.wake.is_announced() {
+    /// After a read that has left `left` bytes: what comes from now on is announced again. The bytes of the pair are taken
+    /// when there is nothing to be read.
+    pub(crate) fn settle(&self, reader: &app::Reader<Mapped>, left: usize) {
+        let (wake, leftover) = (&self.slot.wake, &self.slot.wishes.leftover);
+        let announced = wake.is_announced();
+        if left > 0 && announced {
+            leftover.store(1, Ordering::Relaxed);
+        } else if left > 0 || !announced && leftover.load(Ordering::Relaxed) == 0 {
             return;
+        } else if sys::take_bytes(self.fd).is_err() {
+            // A byte that is on its way is taken by who finds nothing else.
+            return;
+        } else {
+            leftover.store(0, Ordering::Relaxed);
         }
-        if sys::receive_byte(self.fd, libc::MSG_DONTWAIT) == Ok(1) {
+        wake.taken();
+        if reader.available() > left {
+            self.mark();
+        }
+    }
+
+    /// A byte without data is taken: it was on its way when its data was read.
+    pub(crate) fn settle_late(&self) -> Result<(), Errno> {
+        let _lock = Held::new(&self.slot.wishes.reading);
+        let reader = self.reader()?;
+        if reader.available() == 0 {
+            let _ = sys::take_bytes(self.fd);
             self.slot.wake.taken();
             if reader.available() > 0 {
                 self.mark();
             }
         }
+        Ok(())
     }
 
     /// Waits until there may be something to read; an error is what the kernel says, `EAGAIN` of a descriptor that does not
     /// wait. `false`: nothing comes any more.
     pub(crate) fn wait_readable(&self) -> Result<bool, Errno> {
-        sys::receive_byte(self.fd, libc::MSG_PEEK).map(|bytes| bytes > 0)
+        let there = sys::receive_byte(self.fd, libc::MSG_PEEK)? > 0;
+        if there && !self.slot.wake.is_announced() {
+            self.settle_late()?;
+        }
+        Ok(there)
     }
 
     /// Has `poll` no longer show that it can be written to. It is to be looked once more whether there is room, and the

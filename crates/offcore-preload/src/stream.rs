@@ -12,6 +12,8 @@ use crate::vectors::Buffers;
 
 /// Bytes read after which the stack is told: the peer may send as many more.
 const TELL_EVERY: u32 = 16 << 10;
+/// Bytes up to which a call writes all or nothing.
+const ATOMIC: usize = 4096;
 /// Bytes of a file that are read at once.
 const FILE_CHUNK: usize = 256 << 10;
 
@@ -82,14 +84,12 @@ unsafe fn take(
         // SAFETY: the caller's promise.
         unsafe { buffers.fill(skip, reader.spans()) }
     };
-    if how & libc::MSG_PEEK == 0 {
-        if len > 0 {
-            reader.consume(len);
-            tell_consumed(session, len);
-        }
-        session.settle(&reader);
+    if how & libc::MSG_PEEK == 0 && len > 0 {
+        reader.consume(len);
+        tell_consumed(session, len);
+        session.settle(&reader, available - len);
     } else if available == 0 {
-        session.settle(&reader);
+        session.settle(&reader, 0);
     }
     Ok((len, available > 0))
 }
@@ -233,6 +233,8 @@ unsafe fn put_once(
     let mut writer = session.writer()?;
     let most = len - skip;
     let result = match source {
+        // What several threads write in short calls is not mixed.
+        Source::Buffers(_) if len <= ATOMIC && writer.space() < most => (0, Ok(false)),
         Source::Buffers(buffers) => {
             // SAFETY: the caller's promise; what spans give out is this writer's until it commits.
             (unsafe { buffers.drain(skip, writer.spans(most)) }, Ok(false))
@@ -275,10 +277,10 @@ fn read_file<'s>(
 }
 
 /// Moves what was received to a pipe or file, as `splice` does.
-pub(crate) fn splice_out(session: &Session, to: c_int, len: usize, how: c_int) -> Result<usize, Errno> {
+pub(crate) fn splice_out(session: &Session, to: c_int, len: usize) -> Result<usize, Errno> {
     loop {
-        // SAFETY: no buffers; one byte that stays unread tells that there is something, or what there is instead.
-        let nothing = unsafe { receive(session, Buffers::new(core::ptr::null(), 0)?, how) }?;
+        // SAFETY: no buffers.
+        let nothing = unsafe { receive(session, Buffers::new(core::ptr::null(), 0)?, 0) }?;
         let _lock = crate::lock::Held::new(&session.slot.wishes.reading);
         let mut reader = session.reader()?;
         let Some(span) = reader.spans().next() else {
@@ -290,18 +292,19 @@ pub(crate) fn splice_out(session: &Session, to: c_int, len: usize, how: c_int) -
         let from = iovec { iov_base: span.address().as_ptr().cast(), iov_len: span.len().min(len) };
         // SAFETY: bytes that were received; nobody writes them until they are consumed.
         let written = unsafe { sys::write(to, from) }?;
+        let left = reader.available().saturating_sub(written);
         reader.consume(written);
         tell_consumed(session, written);
-        session.settle(&reader);
+        session.settle(&reader, left);
         return Ok(written);
     }
 }
 
 /// Sends what a pipe has, as `splice` does: what is there, and not all of `len`.
-pub(crate) fn splice_in(session: &Session, from: c_int, len: usize, how: c_int) -> Result<usize, Errno> {
+pub(crate) fn splice_in(session: &Session, from: c_int, len: usize, wait: bool) -> Result<usize, Errno> {
     let mut there: c_int = 0;
     // What a pipe has not yet is waited for, so that it is known how much to take.
-    sys::wait_for_input(from, how & libc::MSG_DONTWAIT == 0)?;
+    sys::wait_for_input(from, wait)?;
     sys::readable(from, &mut there)?;
     send_file(session, from, -1, len.min(there.max(0) as usize))
 }

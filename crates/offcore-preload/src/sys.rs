@@ -113,6 +113,14 @@ pub(crate) fn receive_byte(fd: c_int, flags: c_int) -> Result<usize, Errno> {
     result(unsafe { call(libc::SYS_recvfrom, args) })
 }
 
+/// Takes what bytes of no meaning there are; `EAGAIN` when there is none.
+pub(crate) fn take_bytes(fd: c_int) -> Result<usize, Errno> {
+    let mut bytes = [0u8; 64];
+    let args = [fd as usize, bytes.as_mut_ptr() as usize, bytes.len(), libc::MSG_DONTWAIT as usize, 0, 0];
+    // SAFETY: room for so many bytes, which lives until the call returns.
+    result(unsafe { call(libc::SYS_recvfrom, args) })
+}
+
 /// Writes to an event.
 pub(crate) fn wake(event: c_int) {
     let one = 1u64.to_ne_bytes();

@@ -4,7 +4,7 @@ use core::ffi::c_int;
 use core::ptr;
 use core::slice;
 
-use libc::{c_void, iovec};
+use libc::{c_void, iovec, msghdr};
 use offcore_session::Span;
 
 use crate::sys::Errno;
@@ -37,6 +37,18 @@ impl<'a> Buffers<'a> {
         let count = usize::try_from(count).map_err(|_| libc::EINVAL)?;
         // SAFETY: the caller's promise.
         unsafe { Self::new(buffers, count) }
+    }
+
+    /// Those of a message.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new).
+    pub(crate) unsafe fn of_message(header: &'a msghdr) -> Result<Self, Errno> {
+        if header.msg_iovlen > MOST {
+            return Err(libc::EMSGSIZE);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { Self::new(header.msg_iov, header.msg_iovlen) }
     }
 
     /// One buffer.

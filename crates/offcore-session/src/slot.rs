@@ -119,7 +119,9 @@ pub struct Wishes {
     pub told: AtomicU32,
     /// Bytes that were read since the session was last marked for that.
     pub untold: AtomicU32,
-    rest: [AtomicU32; 8],
+    /// 1 while the pair may have bytes that were announced before a read which has left data.
+    pub leftover: AtomicU32,
+    rest: [AtomicU32; 7],
 }
 
 /// Bits of [`Wishes::options`] and [`Wishes::told`].
@@ -140,6 +142,10 @@ pub mod wish {
     pub const OPEN_TOLD: u32 = 2;
     /// In `told`: the program has made the socket for IPv6, whatever its addresses are.
     pub const V6: u32 = 4;
+    /// In `told`: a call has accepted it. What was never accepted ends by a reset.
+    pub const ACCEPTED: u32 = 8;
+    /// In `told`: of a listener that has times after which calls give up.
+    pub const TIMED: u32 = 16;
 }
 
 impl Identity {
@@ -151,11 +157,9 @@ impl Identity {
 
 impl Wishes {
     fn words(&self) -> impl Iterator<Item = &AtomicU32> {
-        let Self { reading, writing, options, keep_idle, keep_interval, keep_count, told, untold, rest } =
-            self;
-        [reading, writing, options, keep_idle, keep_interval, keep_count, told, untold]
-            .into_iter()
-            .chain(rest)
+        let Self { reading, writing, options, keep_idle, keep_interval, keep_count, .. } = self;
+        let numbers = [reading, writing, options, keep_idle, keep_interval, keep_count];
+        numbers.into_iter().chain([&self.told, &self.untold, &self.leftover]).chain(&self.rest)
     }
 }
 

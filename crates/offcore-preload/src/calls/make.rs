@@ -1,10 +1,12 @@
 //! Sockets are made, named, connected and accepted.
 
 use core::ffi::c_int;
+use core::net::SocketAddr;
+use core::sync::atomic::Ordering;
 
 use libc::{sockaddr, socklen_t};
-use offcore_session::message::{Accepted, Call, Question};
-use offcore_session::slot::state;
+use offcore_session::message::Accepted;
+use offcore_session::slot::{state, wish};
 
 use crate::address::{self, End};
 use crate::datagrams;
@@ -47,28 +49,53 @@ unsafe extern "C" fn bind(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_i
 unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: the caller's promise.
     let address = unsafe { address::read(to, len) };
-    let result = match (session::find(fd), address) {
-        (Target::Undecided(entry), Ok(address)) => match decide::connect(fd, entry, address) {
-            Ok(Decided::Session(session)) if session.is_datagrams() => {
-                datagrams::connect(&session, Some(address));
-                Ok(())
-            }
-            Ok(Decided::Session(session)) => decide::wait_connected(&session),
-            // SAFETY: the caller's promise.
-            Ok(Decided::Kernel) => return unsafe { real::connect(fd, to, len) },
-            Err(error) => Err(error),
-        },
-        (Target::Session(session), address) if session.is_datagrams() => {
-            // An address of no family undoes it.
-            datagrams::connect(&session, address.ok());
-            Ok(())
+    let decided = match (session::find(fd), address) {
+        (Target::Session(session), address) => {
+            return sys::returned_int(connect_again(&session, address).map(|()| 0));
         }
-        (Target::Session(session), Ok(address)) => decide::connect_session(&session, address),
-        (Target::Session(_), Err(error)) => Err(error),
+        // SAFETY: the caller's promise.
+        (Target::Undecided(entry), Ok(address)) if entry.v6 || !unsafe { address::is_v6(to) } => {
+            decide::connect(fd, entry, address).map(|decided| (decided, address))
+        }
         // SAFETY: the caller's promise.
         _ => return unsafe { real::connect(fd, to, len) },
     };
+    let result = match decided {
+        // SAFETY: the caller's promise.
+        Ok((Decided::Kernel, _)) => return unsafe { real::connect(fd, to, len) },
+        Ok((Decided::Session(session), address)) if session.is_datagrams() => {
+            datagrams::connect(&session, Some(address));
+            Ok(())
+        }
+        Ok((Decided::Session(session), _)) => first_connected(&session),
+        Err(error) => Err(error),
+    };
     sys::returned_int(result.map(|()| 0))
+}
+
+/// What becomes of a stream that has just been asked for. One that a call has waited for in vain is a new socket again.
+fn first_connected(session: &Session) -> Result<(), Errno> {
+    let result = decide::connected(session);
+    if result.is_err() && session.is_over() && !session.is_nonblocking() {
+        decide::reopen(session)?;
+    }
+    result
+}
+
+/// `connect` of what is a session already. An address of no family undoes what was before.
+fn connect_again(session: &Session, to: Result<SocketAddr, Errno>) -> Result<(), Errno> {
+    match to {
+        to if session.is_datagrams() => {
+            datagrams::connect(session, to.ok());
+            Ok(())
+        }
+        Ok(to) => decide::connect_session(session, to),
+        Err(libc::EAFNOSUPPORT) if session.slot.state() != state::LISTENING => {
+            session.wish(wish::RESET, true);
+            decide::reopen(session).map(drop)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// What glibc's own functions call.
@@ -81,7 +108,7 @@ unsafe extern "C" fn __connect(fd: c_int, to: *const sockaddr, len: socklen_t) -
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     match session::find(fd) {
-        Target::Session(session) => sys::returned_int(listen_session(&session, backlog).map(|()| 0)),
+        Target::Session(session) => sys::returned_int(listen_session(&session)),
         Target::Undecided(entry) => {
             // SAFETY: the caller's promise.
             if unsafe { real::listen(fd, backlog) } < 0 {
@@ -94,15 +121,10 @@ unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     }
 }
 
-fn listen_session(session: &Session, backlog: c_int) -> Result<(), Errno> {
+fn listen_session(session: &Session) -> Result<usize, Errno> {
     match session.slot.state() {
         _ if session.is_datagrams() => Err(libc::EOPNOTSUPP),
-        state::LISTENING => Ok(()),
-        state::BOUND => {
-            let number = session.slot.identity.number.load(core::sync::atomic::Ordering::Relaxed);
-            let question = Question::new(Call::Listen, number, decide::backlog_of(backlog));
-            link::ask(&question, &[]).map(|(_, received)| received.close())
-        }
+        state::LISTENING => Ok(0),
         _ => Err(libc::EINVAL),
     }
 }
@@ -147,6 +169,9 @@ unsafe fn take(
     if !from.is_null() && len.is_null() {
         return Err(libc::EFAULT);
     }
+    // A connection that there is no number for stays in the queue.
+    let free = sys::fcntl(listener.fd, libc::F_DUPFD_CLOEXEC, 0)?;
+    let _ = sys::close(free as c_int);
     let cloexec = if flags & libc::SOCK_CLOEXEC != 0 { libc::MSG_CMSG_CLOEXEC } else { 0 };
     let mut bytes = [0; Accepted::LEN];
     let (read, received) = link::receive(listener.fd, &mut bytes, cloexec)?;
@@ -170,6 +195,10 @@ unsafe fn take(
     table::set(fd, Some(Entry::session(Kind::Stream, listener.entry.v6, accepted.session)));
     let session = session::get(fd).ok_or(libc::ECONNABORTED)?;
     session.note_family();
+    session.slot.wishes.told.fetch_or(wish::ACCEPTED, Ordering::AcqRel);
+    if listener.slot.wishes.told.load(Ordering::Relaxed) & wish::TIMED != 0 {
+        decide::copy_times(listener.fd, fd);
+    }
     // SAFETY: the caller's promise.
     unsafe { address::write(address::of(session.slot, End::Peer), session.entry.v6, from, len) };
     Ok(fd)

@@ -201,9 +201,10 @@ unsafe extern "C" fn __recvfrom_chk(
 /// # Safety
 /// The header's addresses are the program's to be written.
 unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<usize, Errno> {
-    // SAFETY: the caller's promise.
-    let buffers = unsafe { Buffers::new(header.msg_iov, header.msg_iovlen) }?;
     header.msg_flags = 0;
+    let parts = *header;
+    // SAFETY: the caller's promise.
+    let buffers = unsafe { Buffers::of_message(&parts) }?;
     if !session.is_datagrams() {
         // SAFETY: the caller's promise.
         let received = unsafe { stream::receive(session, buffers, how) }?;

@@ -174,7 +174,7 @@ unsafe fn message(fd: c_int, header: &msghdr, how: c_int) -> Result<Option<usize
     };
     // SAFETY: the caller's promise.
     unsafe {
-        let buffers = Buffers::new(header.msg_iov, header.msg_iovlen)?;
+        let buffers = Buffers::of_message(header)?;
         give(&session, buffers, how, to).map(Some)
     }
 }
@@ -255,15 +255,16 @@ unsafe extern "C" fn splice(
     len: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    let how = if flags & libc::SPLICE_F_NONBLOCK != 0 { libc::MSG_DONTWAIT } else { 0 };
+    // It is about the pipe: whether a socket waits is its own flag's to say.
+    let wait = flags & libc::SPLICE_F_NONBLOCK == 0;
     match (session::get(from), session::get(to)) {
         // SAFETY: the caller's promise.
         (None, None) => unsafe { real::splice(from, from_position, to, to_position, len, flags) },
-        (Some(_), _) if !from_position.is_null() => sys::returned(Err(libc::ESPIPE)),
+        (Some(_), _) if !from_position.is_null() => sys::returned(Err(libc::EINVAL)),
         (_, Some(_)) if !to_position.is_null() => sys::returned(Err(libc::ESPIPE)),
         // One of both has to be a pipe.
         (Some(_), Some(_)) => sys::returned(Err(libc::EINVAL)),
-        (Some(session), None) => sys::returned(stream::splice_out(&session, to, len, how)),
-        (None, Some(session)) => sys::returned(stream::splice_in(&session, from, len, how)),
+        (Some(session), None) => sys::returned(stream::splice_out(&session, to, len)),
+        (None, Some(session)) => sys::returned(stream::splice_in(&session, from, len, wait)),
     }
 }
