@@ -15,14 +15,14 @@ use offcore_mem::{Hugepages, Pool};
 use offcore_session::{Reader, Writer};
 use offcore_stats::page::StatsPage;
 use offcore_tcp::path::Path;
-use offcore_tcp::proto::{CallError, Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
+use offcore_tcp::proto::{AppId, CallError, Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
 use offcore_wire::MacAddr;
 
 type Fifos = (Reader, Writer);
 
 /// What a connection's bytes are read from and written to.
 fn fifos(conn: ConnId, calls: &Calls<'_>) -> Option<Fifos> {
-    let (memory, slot) = (calls.stack.memory(), calls.stack.slot(conn)?);
+    let (memory, slot) = (calls.stack.memory(AppId::OWN), calls.stack.slot(conn)?);
     Some((Reader::new(Arc::clone(memory), slot)?, Writer::new(Arc::clone(memory), slot)?))
 }
 
@@ -32,7 +32,7 @@ struct Counter(HashMap<ConnId, (Fifos, usize)>);
 
 impl App for Counter {
     fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
-        calls.stack.listen(None, 4000, 16).map(drop)
+        calls.stack.listen(AppId::OWN, None, 4000, 16, false).map(drop)
     }
 
     fn event(&mut self, event: Event, calls: &mut Calls<'_>) {
@@ -91,7 +91,7 @@ impl Client {
 impl App for Client {
     fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
         self.left = 1 << 20;
-        calls.stack.connect(calls.now, ([10, 0, 0, 2], 4000).into(), calls.out).map(drop)
+        calls.stack.connect(calls.now, AppId::OWN, None, ([10, 0, 0, 2], 4000).into(), calls.out).map(drop)
     }
 
     fn event(&mut self, event: Event, calls: &mut Calls<'_>) {

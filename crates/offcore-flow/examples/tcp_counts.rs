@@ -16,7 +16,7 @@ use offcore_mem::{Hugepages, Pool};
 use offcore_session::{Reader, Writer};
 use offcore_stats::page::StatsPage;
 use offcore_tcp::path::Path;
-use offcore_tcp::proto::{CallError, Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
+use offcore_tcp::proto::{AppId, CallError, Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
 use offcore_wire::MacAddr;
 
 /// Bytes of a segment, segments of a window, and windows: those before are to warm up.
@@ -57,7 +57,7 @@ struct Talk {
 
 impl Talk {
     fn open(&self, conn: ConnId, calls: &Calls<'_>) {
-        let (memory, slot) = (calls.stack.memory(), calls.stack.slot(conn));
+        let (memory, slot) = (calls.stack.memory(AppId::OWN), calls.stack.slot(conn));
         let fifos = slot.and_then(|slot| {
             Some((conn, Reader::new(Arc::clone(memory), slot)?, Writer::new(Arc::clone(memory), slot)?))
         });
@@ -68,9 +68,12 @@ impl Talk {
 impl App for Talk {
     fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
         if self.client {
-            calls.stack.connect(calls.now, ([10, 0, 0, 2], 4000).into(), calls.out).map(drop)
+            calls
+                .stack
+                .connect(calls.now, AppId::OWN, None, ([10, 0, 0, 2], 4000).into(), calls.out)
+                .map(drop)
         } else {
-            calls.stack.listen(None, 4000, 1).map(drop)
+            calls.stack.listen(AppId::OWN, None, 4000, 1, false).map(drop)
         }
     }
 

@@ -33,6 +33,7 @@ use std::ptr::{self, NonNull};
 
 use crate::arena::{Arena, Share};
 use crate::layout::{CAPACITY, NEVER, Runs, SMALL, block_number, entry};
+use crate::memory::Memory;
 use crate::place::{Block, Place, Segments};
 use crate::slot::{Half, Map, Slot};
 use crate::table::Table;
@@ -149,13 +150,24 @@ impl<D: Direction> Fifo<D> {
         position: u64,
         len: usize,
     ) -> impl Iterator<Item = (NonNull<u8>, usize)> + 'a {
+        self.pieces_in(arena.memory(), position, len)
+    }
+
+    /// The same, by the arena's memory alone.
+    #[inline]
+    pub fn pieces_in<'a>(
+        &'a self,
+        memory: &'a Memory,
+        position: u64,
+        len: usize,
+    ) -> impl Iterator<Item = (NonNull<u8>, usize)> + 'a {
         debug_assert!(self.has(position, len));
         Runs::new(position, len, self.p0).map_while(|run| {
             let block = match run.entry {
                 None => self.small?,
                 Some(at) => self.table.as_ref()?.block(at)?,
             };
-            Some((arena.memory().address(block, run.offset, run.len)?, run.len))
+            Some((memory.address(block, run.offset, run.len)?, run.len))
         })
     }
 

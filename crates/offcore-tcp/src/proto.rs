@@ -3,6 +3,8 @@
 //! Times are microseconds since the stack was made, as `u64`. Positions in a stream are `u64` offsets of its first byte;
 //! sequence numbers are what they look like on the wire, and only headers have them.
 mod addr;
+mod apps;
+mod arenas;
 mod calls;
 mod config;
 mod conns;
@@ -21,6 +23,7 @@ mod input;
 mod ip;
 mod isn;
 mod keepalive;
+mod listeners;
 mod memory;
 mod neighbour;
 mod net;
@@ -47,13 +50,13 @@ mod timewait;
 mod udp;
 mod wheel;
 
-pub use addr::{ConnId, FlowKey};
+pub use addr::{AppId, ConnId, FlowKey};
 pub use calls::CallError;
 pub use config::Config;
 pub use cookie::CookieCounts;
 pub use counts::StackCounts;
 pub use iface::{IfaceConfig, Prefix, Route};
-pub use info::Info;
+pub use info::{Info, ListenerInfo};
 pub(crate) use ip::destination;
 pub use ip::ip_end;
 pub use keepalive::KeepAlive;

@@ -10,7 +10,7 @@ use offcore_flow::host::{App, Calls};
 use offcore_port::Context;
 use offcore_session::{Reader, Writer};
 use offcore_stats::{SplitMix, tsc};
-use offcore_tcp::proto::{CallError, ConnId, Event, Stack};
+use offcore_tcp::proto::{AppId, CallError, ConnId, Event, Stack};
 
 use crate::method::flush;
 use crate::method::lockstep::lock;
@@ -170,7 +170,7 @@ impl Ends {
 
     fn open(&mut self, conn: ConnId, calls: &mut Calls<'_>) -> Option<()> {
         let info = calls.stack.info(conn)?;
-        let (memory, slot) = (calls.stack.memory(), calls.stack.slot(conn)?);
+        let (memory, slot) = (calls.stack.memory(AppId::OWN), calls.stack.slot(conn)?);
         let reader = Reader::new(Arc::clone(memory), slot)?;
         let writer = Writer::new(Arc::clone(memory), slot)?;
         let port = if self.client.is_some() { info.local.port() } else { info.remote.port() };
@@ -183,7 +183,11 @@ impl Ends {
         let Some((to, left)) = &mut self.client else { return };
         while *left > 0 && self.opening < AT_A_TIME {
             // Until duplicate address detection is over there is no way.
-            if calls.stack.connect(calls.now, SocketAddr::new(*to, PORT), calls.out).is_err() {
+            if calls
+                .stack
+                .connect(calls.now, AppId::OWN, None, SocketAddr::new(*to, PORT), calls.out)
+                .is_err()
+            {
                 return;
             }
             *left -= 1;
@@ -195,7 +199,7 @@ impl Ends {
 impl App for Ends {
     fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
         match self.client {
-            None => calls.stack.listen(None, PORT, 4 * AT_A_TIME).map(drop),
+            None => calls.stack.listen(AppId::OWN, None, PORT, 4 * AT_A_TIME, false).map(drop),
             Some(_) => Ok(()),
         }
     }

@@ -8,7 +8,7 @@ use offcore_flow::host::{App, Calls};
 use offcore_port::Context;
 use offcore_session::{Reader, Writer};
 use offcore_stats::SplitMix;
-use offcore_tcp::proto::{CallError, ConnId, Event};
+use offcore_tcp::proto::{AppId, CallError, ConnId, Event};
 
 use crate::method::lockstep::lock;
 
@@ -64,7 +64,7 @@ struct Visit {
 impl Visit {
     fn new(conn: ConnId, client: bool, calls: &Calls<'_>) -> Option<Self> {
         let info = calls.stack.info(conn)?;
-        let (memory, slot) = (calls.stack.memory(), calls.stack.slot(conn)?);
+        let (memory, slot) = (calls.stack.memory(AppId::OWN), calls.stack.slot(conn)?);
         Some(Self {
             conn,
             reader: Reader::new(Arc::clone(memory), slot)?,
@@ -186,7 +186,7 @@ impl All {
         while tally.to_open > 0 && self.opening < AT_A_TIME {
             let to = SocketAddr::new(to, PORTS[tally.to_open % PORTS.len()]);
             // Until duplicate address detection is over there is no way.
-            if calls.stack.connect(calls.now, to, calls.out).is_err() {
+            if calls.stack.connect(calls.now, AppId::OWN, None, to, calls.out).is_err() {
                 break;
             }
             tally.to_open -= 1;
@@ -212,9 +212,9 @@ impl All {
 impl App for Visits {
     fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
         match self.all.to {
-            None => {
-                PORTS.iter().try_for_each(|&port| calls.stack.listen(None, port, 4 * AT_A_TIME).map(drop))
-            }
+            None => PORTS.iter().try_for_each(|&port| {
+                calls.stack.listen(AppId::OWN, None, port, 4 * AT_A_TIME, false).map(drop)
+            }),
             Some(_) => Ok(()),
         }
     }

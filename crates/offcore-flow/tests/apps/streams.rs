@@ -6,7 +6,7 @@ use offcore_flow::host::App;
 use offcore_flow::host::apps::streams::{Stream, Streams};
 use offcore_session::Datagrams;
 use offcore_session::datagram::Header;
-use offcore_tcp::proto::Config;
+use offcore_tcp::proto::{AppId, Config};
 
 use crate::world::World;
 
@@ -14,8 +14,8 @@ use crate::world::World;
 fn returned(port: u16) -> usize {
     let mut world = World::new(Streams::new(Stream::Echo, 7000), Config::default());
     let (stack, out) = world.client.path.call();
-    let socket = stack.open_datagrams(None, port).unwrap();
-    let mut datagrams = Datagrams::new(stack.memory(), stack.slot(socket).unwrap()).unwrap();
+    let socket = stack.open_datagrams(AppId::OWN, None, port).unwrap();
+    let mut datagrams = Datagrams::new(stack.memory(AppId::OWN), stack.slot(socket).unwrap()).unwrap();
     let to = SocketAddr::from(([10, 0, 0, 1], 7000));
     assert!(datagrams.send(&Header { len: 5, peer: to, local: [0; 4].into() }, b"hello"));
     stack.written(1, socket, out).unwrap();

@@ -9,7 +9,7 @@ use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool, PoolCache};
 use offcore_session::{Reader, Writer};
 use offcore_stats::StageClock;
 use offcore_tcp::path::Path;
-use offcore_tcp::proto::{Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
+use offcore_tcp::proto::{AppId, Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
 use offcore_wire::MacAddr;
 
 /// Microseconds of a turn.
@@ -132,8 +132,8 @@ impl<A: App> World<A> {
     /// Connections of the client's to a port of the server's.
     pub(crate) fn connect(&mut self, port: u16) -> Client {
         let (stack, out) = self.client.path.call();
-        let conn = stack.connect(self.now, SocketAddr::from((SERVER, port)), out).unwrap();
-        let (memory, slot) = (stack.memory(), stack.slot(conn).unwrap());
+        let conn = stack.connect(self.now, AppId::OWN, None, SocketAddr::from((SERVER, port)), out).unwrap();
+        let (memory, slot) = (stack.memory(AppId::OWN), stack.slot(conn).unwrap());
         let reader = Reader::new(Arc::clone(memory), slot).unwrap();
         let writer = Writer::new(Arc::clone(memory), slot).unwrap();
         let client = Client { conn, reader, writer };

@@ -121,6 +121,27 @@ const fn is_mapped(address: &[u8; 16]) -> bool {
     u128::from_be_bytes(*address) >> 32 == 0xffff
 }
 
+/// An application: whose memory a connection, a socket or a listener uses. The number of one that is gone is used again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct AppId(u32);
+
+impl AppId {
+    /// The stack's own process.
+    pub const OWN: Self = Self(0);
+
+    /// The application in this place of the stack's list.
+    #[inline]
+    pub(super) const fn at(index: usize) -> Self {
+        Self(index as u32)
+    }
+
+    /// A small number, which no other application has at the same time.
+    #[inline]
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+}
+
 /// Datagram sockets have the indices from here on, which no connection has.
 pub(crate) const SOCKETS: u32 = 1 << 30;
 

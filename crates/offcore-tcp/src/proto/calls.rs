@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
-use super::addr::{ConnId, FlowKey};
+use super::addr::{AppId, ConnId, FlowKey};
 use super::flows::{Entry, key_of};
-use super::handshake::Listener;
 use super::keepalive::{KeepAlive, Keeping};
+use super::listeners::Listener;
 use super::packet::{Cause, Out};
 use super::receive::Receiver;
 use super::send::Sender;
@@ -29,8 +29,12 @@ pub enum CallError {
     NoPort,
     /// there are as many connections as may be
     TooMany,
+    /// another worker receives what comes for these addresses and ports
+    Elsewhere,
     /// the connection is gone
     Gone,
+    /// there is no such application, or it is gone
+    NoApp,
     /// the connection's stream has been ended, or is not open yet
     NotOpen,
     /// an index of the application's end means nothing
@@ -38,17 +42,42 @@ pub enum CallError {
 }
 
 impl Stack {
-    /// Takes connections to `port`, at one address of ours or at all; the listener's number.
+    /// Takes connections to `port`, at one address of ours or at all; the listener's number. Port 0 is one that nobody has:
+    /// [`listener_info`](Self::listener_info) knows it. The connections are of `app`, and use its memory.
+    ///
+    /// Listeners of one application may have the same address and port when all of them were asked for with `reuse_port`:
+    /// connections are spread over them by a keyed hash of their two ends.
     ///
     /// # Errors
-    /// [`CallError::NotOurs`], [`CallError::InUse`].
-    pub fn listen(&mut self, address: Option<IpAddr>, port: u16, backlog: usize) -> Result<u32, CallError> {
+    /// [`CallError::NotOurs`], [`CallError::InUse`], [`CallError::NoPort`], [`CallError::NoApp`].
+    pub fn listen(
+        &mut self,
+        app: AppId,
+        address: Option<IpAddr>,
+        port: u16,
+        backlog: usize,
+        reuse_port: bool,
+    ) -> Result<u32, CallError> {
+        if !self.arenas.is_open(app) {
+            return Err(CallError::NoApp);
+        }
         if !address.as_ref().is_none_or(|address| self.net.has(*address)) {
             return Err(CallError::NotOurs);
         }
         let backlog = backlog.clamp(1, u16::MAX.into());
-        let listener = Listener { address, port, backlog, half_open: 0, accept: VecDeque::new() };
-        self.listeners.insert(listener).ok_or(CallError::InUse)
+        let port = match port {
+            0 => {
+                let from = self.fragment_ident();
+                let in_use = |port| self.listeners.has_port(port);
+                self.ports.any(from, in_use).ok_or(CallError::NoPort)?
+            }
+            port => port,
+        };
+        let accept = VecDeque::new();
+        let listener = Listener { app, address, port, reuse_port, backlog, half_open: 0, accept };
+        let number = self.listeners.insert(listener).ok_or(CallError::InUse)?;
+        self.arenas.enter(app);
+        Ok(number)
     }
 
     /// Takes no more connections; those that were not accepted are reset.
@@ -59,6 +88,7 @@ impl Stack {
         for id in gone.accept {
             self.abort(now, id, out);
         }
+        self.arenas.leave(gone.app);
     }
 
     /// The next connection of a listener, when there is one.
@@ -85,31 +115,42 @@ impl Stack {
         self.steering.share
     }
 
-    /// Asks for a connection, by a port whose answers are this worker's. [`Event::Connected`](super::packet::Event::Connected) or
-    /// [`Closed`](super::packet::Event::Closed) says what has become of it.
+    /// Asks for a connection, which is of `app` and uses its memory. [`Event::Connected`](super::packet::Event::Connected) or
+    /// [`Closed`](super::packet::Event::Closed) says what has become of it. It begins at `from`; an address that is
+    /// unspecified, and port 0, are chosen: a port whose answers are this worker's.
     ///
     /// # Errors
-    /// [`CallError::NoRoute`], [`NoPort`](CallError::NoPort), [`TooMany`](CallError::TooMany);
-    /// [`Tentative`](CallError::Tentative) in an interface's first second, over IPv6.
-    pub fn connect(&mut self, now: u64, to: SocketAddr, out: &mut Out) -> Result<ConnId, CallError> {
-        let Some(way) = self.net.way(to.ip()) else {
+    /// [`CallError::NoRoute`], [`NoPort`](CallError::NoPort), [`TooMany`](CallError::TooMany), [`NoApp`](CallError::NoApp);
+    /// [`Tentative`](CallError::Tentative) in an interface's first second, over IPv6. Of `from`
+    /// [`NotOurs`](CallError::NotOurs) and [`InUse`](CallError::InUse), when there is a connection between the same ends;
+    /// [`Elsewhere`](CallError::Elsewhere) when another worker has to ask for it.
+    pub fn connect(
+        &mut self,
+        now: u64,
+        app: AppId,
+        from: Option<SocketAddr>,
+        to: SocketAddr,
+        out: &mut Out,
+    ) -> Result<ConnId, CallError> {
+        if !self.arenas.is_open(app) {
+            return Err(CallError::NoApp);
+        }
+        let Some(mut way) = self.net.way(to.ip()) else {
             let may_have_one = self.net.may_have_way(to.ip());
             return Err(if may_have_one { CallError::Tentative } else { CallError::NoRoute });
         };
-        let to = FlowKey::new(SocketAddr::new(way.source, 0), to).ok_or(CallError::NoRoute)?;
-        let Self { ports, flows, conns, halves, time_wait, steering, .. } = self;
-        let taken = |port| {
-            let key = to.with_ports(port, to.remote_port());
-            if !steering.is_ours(&key) {
-                return true;
+        if let Some(from) = from.filter(|from| !from.ip().is_unspecified()) {
+            if !self.net.has(from.ip()) {
+                return Err(CallError::NotOurs);
             }
-            match flows.find(&key, |entry| key_of(conns, halves, time_wait, entry)) {
-                Some(Entry::TimeWait(index)) => time_wait.reuse(index, now).is_none(),
-                other => other.is_some(),
+            if !self.net.ifaces.iter().any(|iface| iface.owns(from.ip())) {
+                return Err(CallError::Tentative);
             }
-        };
-        let port = ports.select(&to, taken).ok_or(CallError::NoPort)?;
-        let key = to.with_ports(port, to.remote_port());
+            way.source = from.ip();
+        }
+        let port = from.map_or(0, |from| from.port());
+        let flow = FlowKey::new(SocketAddr::new(way.source, port), to).ok_or(CallError::NoRoute)?;
+        let key = self.free_flow(now, flow)?;
         let mut iss = self.origins.isn(&key, now);
         // Whoever has the port still is in TIME-WAIT, and long enough.
         let waiting = self.flows.find(&key, |entry| self.key_of(entry));
@@ -123,13 +164,32 @@ impl Stack {
             Sender::new(iss, 536, self.wishes.algorithm, false, false),
         );
         tcb.asking = Some(Asking { due: now, tries: 0, since: now });
-        let id = self.add(tcb, None, waiting).ok_or(CallError::TooMany)?;
+        let id = self.add(app, tcb, None, waiting).ok_or(CallError::TooMany)?;
         if let Some(Entry::TimeWait(index)) = waiting {
             self.time_wait.remove(index);
         }
         self.counts.opened += 1;
         self.ask_again(now, id, out);
         Ok(id)
+    }
+
+    /// A flow of ours to a peer that is not in use: the one given, or by another port where it has none.
+    fn free_flow(&mut self, now: u64, flow: FlowKey) -> Result<FlowKey, CallError> {
+        let Self { ports, flows, conns, halves, time_wait, steering, .. } = self;
+        let taken = |key: &FlowKey| match flows.find(key, |entry| key_of(conns, halves, time_wait, entry)) {
+            Some(Entry::TimeWait(index)) => time_wait.reuse(index, now).is_none(),
+            other => other.is_some(),
+        };
+        if flow.local_port() != 0 {
+            return match steering.is_ours(&flow) {
+                false => Err(CallError::Elsewhere),
+                true if taken(&flow) => Err(CallError::InUse),
+                true => Ok(flow),
+            };
+        }
+        let by = |port| flow.with_ports(port, flow.remote_port());
+        let port = ports.select(&flow, |port| !steering.is_ours(&by(port)) || taken(&by(port)));
+        port.map(by).ok_or(CallError::NoPort)
     }
 
     /// The application has written.
@@ -142,7 +202,7 @@ impl Stack {
         if !this.tcb.may_send() {
             return Err(CallError::NotOpen);
         }
-        if this.written(&mut self.arena, &self.config).is_err() {
+        if this.written(&mut self.arenas[this.app], &self.config).is_err() {
             self.abort(now, conn, out);
             return Err(CallError::Misuse);
         }
@@ -175,7 +235,7 @@ impl Stack {
     pub fn filled(&mut self, conn: ConnId, position: u64, len: usize) {
         let Some(this) = self.conns.get_mut(conn) else { return };
         this.planned -= 1;
-        this.tx.unhold(&mut self.arena, position, len);
+        this.tx.unhold(&mut self.arenas[this.app], position, len);
         self.free_when_done(conn);
     }
 
@@ -185,12 +245,13 @@ impl Stack {
     /// [`CallError::Gone`]; [`CallError::Misuse`] when its index means nothing: the connection is reset.
     pub fn consumed(&mut self, now: u64, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
         let Some(this) = self.conns.get_mut(conn) else { return self.datagrams_moved(conn, out) };
-        match this.rx.consumed(&mut self.arena) {
+        let arena = &mut self.arenas[this.app];
+        match this.rx.consumed(arena) {
             Ok(position) => {
                 let tcb = &mut this.tcb;
                 tcb.receiver.consumed(position);
                 let rtt = tcb.sender.recovery.srtt();
-                tcb.receiver.adapt(now, rtt, || self.config.buffer_limit(&self.arena));
+                tcb.receiver.adapt(now, rtt, || self.config.buffer_limit(arena));
             }
             Err(_) => {
                 self.abort(now, conn, out);
@@ -209,8 +270,9 @@ impl Stack {
                 this.wants_room = true;
                 // No acknowledgement may be to come that would look again.
                 if this.is_short() {
-                    this.grant(&mut self.arena, &self.config);
-                    self.shortage.wait(conn, this);
+                    let app = self.arenas.app(this.app);
+                    this.grant(&mut app.arena, &self.config);
+                    app.shortage.wait(conn, &mut this.waits);
                 }
             }
             None => self.datagrams_want_room(conn),

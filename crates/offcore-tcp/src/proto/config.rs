@@ -17,7 +17,7 @@ pub struct Config {
     pub share: Share,
     pub connections: u32,
     pub neighbours: usize,
-    /// Bytes of FIFOs, of all connections together.
+    /// Bytes of FIFOs, of all connections of the stack's own process together.
     pub memory: usize,
     /// Bytes that an application may leave unread of each connection, at first.
     pub receive_window: u32,

@@ -1,8 +1,10 @@
 //! All connections of a stack, by number.
 
-use offcore_session::{Arena, Fifo, Misuse, Place, Rx, Tx};
+use std::sync::Arc;
 
-use super::addr::ConnId;
+use offcore_session::{Arena, Fifo, Memory, Misuse, Place, Rx, Tx};
+
+use super::addr::{AppId, ConnId};
 use super::config::Config;
 use super::memory;
 use super::packet::{Event, Out};
@@ -18,6 +20,10 @@ const HOLE_TIMEOUT: u64 = 60_000_000;
 #[derive(Debug)]
 pub(super) struct Conn {
     pub tcb: Tcb,
+    /// Whose memory it uses.
+    pub app: AppId,
+    /// The same memory, found without a look at the application.
+    pub memory: Arc<Memory>,
     /// What it shares with the application.
     pub slot: Place,
     /// From the peer to the application.
@@ -37,13 +43,15 @@ pub(super) struct Conn {
 }
 
 impl Conn {
-    /// With a slot of its own; `None` when the arena has none.
-    pub(super) fn new(tcb: Tcb, arena: &mut Arena) -> Option<Box<Self>> {
+    /// With a slot of its own in `arena`, which is that of `app`; `None` when it has none.
+    pub(super) fn new(tcb: Tcb, app: AppId, arena: &mut Arena) -> Option<Box<Self>> {
         let slot = arena.take_slot()?;
         let (rx, tx) = (Fifo::new(slot), Fifo::new(slot));
         let ahead = FIRST_GRANT;
         Some(Box::new(Self {
             tcb,
+            app,
+            memory: Arc::clone(arena.memory()),
             slot,
             rx,
             tx,

@@ -36,7 +36,9 @@ impl Stack {
             && let Some(mut conn) = self.conns.remove(id)
         {
             self.counts.recovered(conn.tcb.sender.recovery.take_untold());
-            conn.dissolve(&mut self.arena);
+            let app = conn.app;
+            conn.dissolve(&mut self.arenas[app]);
+            self.arenas.leave(app);
         }
     }
 

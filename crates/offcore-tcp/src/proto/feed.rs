@@ -1,43 +1,82 @@
-//! Applications that wait for memory get what there is, and what others do not use.
+//! Applications that wait for memory get what there is, and what others of their own connections do not use.
 
+use super::arenas::App;
+use super::config::Config;
+use super::conns::Conns;
+use super::memory;
 use super::packet::{Event, Out};
+use super::sockets::Sockets;
 use super::stack::Stack;
 
-/// Connections that are looked after in one call, at most, and those that are asked for memory.
+/// Connections of one that are looked after in one call, at most, and those that are asked for memory.
 const AT_ONCE: usize = 8;
 const LOOKED_AT: usize = 32;
 
 impl Stack {
-    /// Takes back what quiet connections may write ahead, from some of them in each call, while memory is short. Who wants
-    /// to write asks for it again.
+    /// Looks after the memory of all applications.
+    #[inline]
+    pub(super) fn look_after_memory(&mut self, out: &mut Out) {
+        let (mut grown, mut short, mut waiting) = (false, false, false);
+        for app in self.arenas.iter_mut() {
+            // Who grows holds up all: one at a time.
+            grown = grown || app.grow();
+            short |= !memory::has_plenty(&app.arena);
+            waiting |= !app.shortage.is_empty();
+        }
+        if short {
+            self.reclaim();
+        }
+        if waiting {
+            self.feed(out);
+        }
+    }
+
+    /// Takes back what quiet connections may write ahead, from some of them in each call, while their application's memory
+    /// is short. Who wants to write asks for it again.
     #[cold]
-    pub(super) fn reclaim(&mut self) {
+    fn reclaim(&mut self) {
         for _ in 0..LOOKED_AT.min(self.conns.len()) {
             self.reclaimed = (self.reclaimed + 1) % self.conns.slots() as u32;
-            if let Some((_, conn)) = self.conns.at(self.reclaimed)
-                && conn.tcb.trim.is_none()
-            {
-                conn.tx.shrink(&mut self.arena);
+            let Some((_, conn)) = self.conns.at(self.reclaimed) else { continue };
+            let arena = &mut self.arenas[conn.app];
+            if conn.tcb.trim.is_none() && !memory::has_plenty(arena) {
+                conn.tx.shrink(arena);
             }
         }
     }
 
-    /// Gives memory to those who wait for it, as far as there is some.
+    /// Gives memory to connections that wait for it, as far as their applications have some.
     #[cold]
-    pub(super) fn feed(&mut self, out: &mut Out) {
-        for _ in 0..AT_ONCE.min(self.shortage.len()) {
-            let Some(id) = self.shortage.next() else { return };
-            let Some(conn) = self.conns.get_mut(id) else { continue };
-            conn.waits = false;
-            if !conn.wants_room || !conn.tcb.may_send() {
-                continue;
-            }
-            if conn.grant_some(&mut self.arena, &self.config) {
-                conn.wants_room = false;
+    fn feed(&mut self, out: &mut Out) {
+        for app in self.arenas.iter_mut() {
+            feed(app, &mut self.conns, &mut self.udp, &self.config, out);
+        }
+    }
+}
+
+/// The same for those of one application.
+fn feed(app: &mut App, conns: &mut Conns, udp: &mut Sockets, config: &Config, out: &mut Out) {
+    for _ in 0..AT_ONCE.min(app.shortage.len()) {
+        let Some(id) = app.shortage.next() else { return };
+        let (waits, wants_room, has_some) = if let Some(conn) = conns.get_mut(id) {
+            let wanted = conn.wants_room && conn.tcb.may_send();
+            let has_some = wanted && conn.grant_some(&mut app.arena, config);
+            (&mut conn.waits, &mut conn.wants_room, wanted.then_some(has_some))
+        } else if let Some(socket) = udp.get_mut(id) {
+            let wanted = socket.wants_room && !socket.closed;
+            let has_some = wanted && socket.release(&mut app.arena, config.send_buffer);
+            (&mut socket.waits, &mut socket.wants_room, wanted.then_some(has_some))
+        } else {
+            continue;
+        };
+        *waits = false;
+        match has_some {
+            Some(true) => {
+                *wants_room = false;
                 out.events.push(Event::Writable(id));
-            } else {
-                self.shortage.wait(id, conn);
             }
+            Some(false) => app.shortage.wait(id, waits),
+            None => {}
         }
     }
 }

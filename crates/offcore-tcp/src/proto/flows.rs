@@ -68,6 +68,11 @@ impl Flows {
         self.demux.lookup(self.hash.hash(key), is).map(Entry::of)
     }
 
+    /// A number below `count` for a flow: the same at any time, and one that nobody can tell without the secret.
+    pub(super) fn spread(&self, key: &FlowKey, count: usize) -> usize {
+        (((self.hash.hash(key) >> 32) * count as u64) >> 32) as usize
+    }
+
     /// Enters a flow that is not there.
     ///
     /// # Errors

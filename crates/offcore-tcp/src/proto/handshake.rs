@@ -1,11 +1,10 @@
 //! SYNs: what they offer, what both sides agree on, and connections that are half open.
 
-use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
 use offcore_wire::{TcpFlags, TcpOptions, Timestamps};
 
-use super::addr::{ConnId, FlowKey};
+use super::addr::FlowKey;
 use super::cookie::{Offer, WithTimestamps};
 use super::iface::Way;
 use super::output::{Fields, payload_of};
@@ -205,57 +204,5 @@ impl Half {
             window: wishes.receive_window.min(u16::MAX.into()) as u16,
             options: offer(mtu, key.remote().ip(), timestamps, offered.sack, offered.scale.is_some()),
         }
-    }
-}
-
-/// An address and port that connections come to.
-#[derive(Debug)]
-pub(super) struct Listener {
-    pub address: Option<IpAddr>,
-    pub port: u16,
-    /// Connections that are half open, or not accepted yet: as many each, at most.
-    pub backlog: usize,
-    pub half_open: usize,
-    pub accept: VecDeque<ConnId>,
-}
-
-/// Listeners by address and port.
-#[derive(Debug, Default)]
-pub(super) struct Listeners {
-    by_address: HashMap<(Option<IpAddr>, u16), u32>,
-    all: Vec<Option<Listener>>,
-}
-
-impl Listeners {
-    /// Adds one; `None` when the address and port have one.
-    pub(super) fn insert(&mut self, listener: Listener) -> Option<u32> {
-        let key = (listener.address, listener.port);
-        if self.by_address.contains_key(&key) {
-            return None;
-        }
-        let free = self.all.iter().position(Option::is_none);
-        let index = free.unwrap_or_else(|| {
-            self.all.push(None);
-            self.all.len() - 1
-        });
-        self.all[index] = Some(listener);
-        self.by_address.insert(key, index as u32);
-        Some(index as u32)
-    }
-
-    pub(super) fn remove(&mut self, index: u32) -> Option<Listener> {
-        let listener = self.all.get_mut(index as usize)?.take()?;
-        self.by_address.remove(&(listener.address, listener.port));
-        Some(listener)
-    }
-
-    /// Who takes connections to an address: its own listener goes before one of all addresses.
-    pub(super) fn find(&self, address: IpAddr, port: u16) -> Option<u32> {
-        let at = |address| self.by_address.get(&(address, port));
-        at(Some(address)).or_else(|| at(None)).copied()
-    }
-
-    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Listener> {
-        self.all.get_mut(index as usize)?.as_mut()
     }
 }

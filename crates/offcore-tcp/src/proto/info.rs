@@ -1,12 +1,14 @@
 //! How a stack and its connections are.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
+use offcore_session::Arena;
 use offcore_session::layout::{LARGE, SMALL};
 
-use super::addr::ConnId;
+use super::addr::{AppId, ConnId};
 use super::cookie::CookieCounts;
 use super::counts::StackCounts;
+use super::listeners::Listener;
 use super::packet::Drops;
 use super::recovery::{State as RecoveryState, Stats as RecoveryStats};
 use super::stack::Stack;
@@ -17,13 +19,16 @@ const LOOKED_AT: u32 = 256;
 /// Who the ends of a connection are, and how it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Info {
+    /// Whose it is.
+    pub app: AppId,
     pub local: SocketAddr,
     pub remote: SocketAddr,
     pub state: &'static str,
     /// Bytes that the application has not read.
     pub unread: u64,
-    /// Bytes that the application has written and the peer has not acknowledged.
+    /// Bytes that the application has written and the peer has not acknowledged, and how many of them have been sent.
     pub unacknowledged: u64,
+    pub outstanding: u64,
     /// Bytes received, and bytes that the peer has acknowledged.
     pub received: u64,
     pub acknowledged: u64,
@@ -41,8 +46,22 @@ pub struct Info {
     pub rto: u64,
     pub recovery: RecoveryState,
     pub stats: RecoveryStats,
-    /// Bytes of payload in a segment, at most.
+    /// Bytes of payload in a segment, at most; and in one of the peer's, as it is estimated.
     pub mss: u16,
+    pub peer_mss: u16,
+}
+
+/// How a listener is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ListenerInfo {
+    /// Whose it is.
+    pub app: AppId,
+    /// The address of ours that it is for; all when there is none.
+    pub address: Option<IpAddr>,
+    pub port: u16,
+    /// Connections that have not been accepted, those that were reset meanwhile included, and how many there may be.
+    pub waiting: usize,
+    pub backlog: usize,
 }
 
 impl Stack {
@@ -68,7 +87,7 @@ impl Stack {
             time_wait: time_wait as u64,
             neighbours: self.neighbours() as u64,
             memory_used: self.memory_used() as u64,
-            memory: self.arena.len_and_limit().0 as u64,
+            memory: self.arenas.iter().map(|app| app.arena.len_and_limit().0 as u64).sum(),
             cookies_sent: cookies.sent,
             cookies_taken: cookies.taken,
             time_wait_evicted,
@@ -102,22 +121,32 @@ impl Stack {
         (self.time_wait.len(), self.time_wait.evicted())
     }
 
-    /// Bytes of FIFO memory that are in use.
+    /// Bytes of FIFO memory that are in use, of all applications.
     pub fn memory_used(&self) -> usize {
-        let free = self.arena.free();
-        self.arena.len_and_limit().0 - free.large * LARGE - free.small * SMALL
+        self.arenas.iter().map(|app| used(&app.arena)).sum()
+    }
+
+    /// The same of one application.
+    ///
+    /// # Panics
+    /// When there is no such application.
+    pub fn memory_used_by(&self, app: AppId) -> usize {
+        used(&self.arenas[app])
     }
 
     /// Who the ends of a connection are, and how it is.
     pub fn info(&self, conn: ConnId) -> Option<Info> {
-        let tcb = &self.conns.get(conn)?.tcb;
+        let conn = self.conns.get(conn)?;
+        let tcb = &conn.tcb;
         let recovery = &tcb.sender.recovery;
         Some(Info {
+            app: conn.app,
             local: tcb.key.local(),
             remote: tcb.key.remote(),
             state: tcb.state.name(),
             unread: tcb.receiver.unread(),
             unacknowledged: tcb.sender.unacknowledged(),
+            outstanding: tcb.sender.published_to().saturating_sub(tcb.sender.una()),
             received: tcb.receiver.data_end(),
             acknowledged: tcb.sender.acknowledged(),
             cwnd: recovery.cwnd(),
@@ -130,11 +159,23 @@ impl Stack {
             recovery: recovery.state(),
             stats: recovery.stats(),
             mss: tcb.sender.mss(),
+            peer_mss: tcb.receiver.peer_mss(),
         })
+    }
+
+    /// How a listener is.
+    pub fn listener_info(&self, listener: u32) -> Option<ListenerInfo> {
+        let &Listener { app, address, port, backlog, ref accept, .. } = self.listeners.get(listener)?;
+        Some(ListenerInfo { app, address, port, waiting: accept.len(), backlog })
     }
 
     /// All connections.
     pub fn all(&self) -> impl Iterator<Item = ConnId> {
         self.conns.iter().map(|(id, _)| id)
     }
+}
+
+fn used(arena: &Arena) -> usize {
+    let free = arena.free();
+    arena.len_and_limit().0 - free.large * LARGE - free.small * SMALL
 }

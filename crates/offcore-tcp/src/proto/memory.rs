@@ -1,4 +1,4 @@
-//! The memory of FIFOs, of which there may be less than connections want.
+//! The memory of an application's FIFOs, of which there may be less than connections want.
 //!
 //! A few blocks are kept for what applications can read next, so that those who read give memory back whatever others hold.
 //! The last quarter is for who needs it now.
@@ -13,7 +13,7 @@ const RESERVE_SHARE: usize = 8;
 /// What part of the memory has to be free for what may never be of use.
 const PLENTY: usize = 4;
 
-/// The memory of FIFOs.
+/// Memory for the FIFOs of an application.
 pub(super) fn arena(memory: usize) -> Result<Arena, MemoryError> {
     let mut arena = Arena::new(memory)?;
     arena.reserve(RESERVE.min(memory / LARGE / RESERVE_SHARE));

@@ -2,7 +2,7 @@
 
 use offcore_wire::{IpProtocol, Sum, TcpFlags, TcpOptions, Timestamps};
 
-use super::addr::{ConnId, FlowKey};
+use super::addr::{AppId, ConnId, FlowKey};
 use super::conns::Conn;
 use super::flows::Entry;
 use super::handshake::{self, Both, Half, Offered, SYN_ACK_RETRIES, SYN_RETRIES, SYN_TIMEOUT};
@@ -78,7 +78,7 @@ impl Stack {
         let Some(conn) = self.conns.get_mut(id) else { return Err(DropReason::NoConnection) };
         conn.tcb = tcb;
         // What has been written ahead.
-        if conn.written(&mut self.arena, &self.config).is_err() {
+        if conn.written(&mut self.arenas[conn.app], &self.config).is_err() {
             self.abort(now, id, out);
         }
         Ok(Verdict::Consumed)
@@ -149,7 +149,7 @@ impl Stack {
         segment: &Segment,
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
-        let listener = self.listeners.find(key.local().ip(), key.local_port());
+        let listener = self.listener_of(&key);
         if listener.is_none() {
             self.refuse(now, key, segment, out);
         }
@@ -162,6 +162,12 @@ impl Stack {
         }
         let half = self.half_of(now, listener, key, segment).ok_or(DropReason::NoConnection)?;
         self.half_open(now, half, None, out)
+    }
+
+    /// The listener that takes connections of a flow.
+    fn listener_of(&self, key: &FlowKey) -> Option<u32> {
+        let choose = |count| self.flows.spread(key, count);
+        self.listeners.find(key.local().ip(), key.local_port(), choose)
     }
 
     /// A segment of no connection is answered by a reset.
@@ -360,7 +366,8 @@ impl Stack {
             // A cookie does not know.
             _ => {}
         }
-        let id = self.add(tcb, Some(half.listener), entry).ok_or(DropReason::NoSpace)?;
+        let app = self.listeners.get(half.listener).ok_or(DropReason::NoConnection)?.app;
+        let id = self.add(app, tcb, Some(half.listener), entry).ok_or(DropReason::NoSpace)?;
         if let Some(listener) = self.listeners.get_mut(half.listener) {
             self.counts.accepted += 1;
             listener.accept.push_back(id);
@@ -369,16 +376,23 @@ impl Stack {
         Ok(id)
     }
 
-    /// Gives a connection its number, memory and flow. `entry` is what the flow has been so far.
-    pub(super) fn add(&mut self, tcb: Tcb, listener: Option<u32>, entry: Option<Entry>) -> Option<ConnId> {
+    /// Gives a connection of `app` its number, memory and flow. `entry` is what the flow has been so far.
+    pub(super) fn add(
+        &mut self,
+        app: AppId,
+        tcb: Tcb,
+        listener: Option<u32>,
+        entry: Option<Entry>,
+    ) -> Option<ConnId> {
         let key = tcb.key;
-        let mut conn = Conn::new(tcb, &mut self.arena)?;
+        let arena = &mut self.arenas[app];
+        let mut conn = Conn::new(tcb, app, arena)?;
         conn.listener = listener;
-        conn.grant(&mut self.arena, &self.config);
+        conn.grant(arena, &self.config);
         let id = match self.conns.insert(conn) {
             Ok(id) => id,
             Err(conn) => {
-                conn.dissolve(&mut self.arena);
+                conn.dissolve(arena);
                 return None;
             }
         };
@@ -390,10 +404,11 @@ impl Stack {
         };
         if !entered {
             if let Some(conn) = self.conns.remove(id) {
-                conn.dissolve(&mut self.arena);
+                conn.dissolve(arena);
             }
             return None;
         }
+        self.arenas.enter(app);
         Some(id)
     }
 
@@ -524,7 +539,7 @@ impl Stack {
             }
             Action::Reopen(previous) => {
                 // Without a listener the SYN is refused, and TIME-WAIT goes on.
-                let Some(listener) = self.listeners.find(key.local().ip(), key.local_port()) else {
+                let Some(listener) = self.listener_of(&key) else {
                     self.refuse(now, key, segment, out);
                     return Err(DropReason::NoConnection);
                 };

@@ -35,6 +35,13 @@ impl Ports {
         }
     }
 
+    /// A port that nobody is to know in advance (RFC 6056, 3.3.1): the first from the `from`th on that is not in use.
+    pub(super) fn any(&self, from: u32, in_use: impl Fn(u16) -> bool) -> Option<u16> {
+        let numbers = (0..self.count).map(|n| (from % self.count + n) % self.count);
+        // Below the range's end, so within 16 bits.
+        numbers.map(|number| self.first + number as u16).find(|port| !in_use(*port))
+    }
+
     /// A port for a connection from the addresses and to the port of `flow`; its local port does not count.
     ///
     /// `in_use` says which ports cannot be had: those of a flow that exists, or those whose answers another worker
@@ -79,6 +86,16 @@ mod tests {
                 assert_eq!(drawn.collect::<BTreeSet<u16>>(), range.clone().collect());
             }
         }
+    }
+
+    #[test]
+    fn any_port_is_the_first_that_is_free() {
+        let ports = Ports::new(&[1; 16], 100..=109);
+        for from in [7, 17, 4_294_967_287] {
+            assert_eq!(ports.any(from, |_| false), Some(107));
+            assert_eq!(ports.any(from, |port| port >= 107), Some(100), "it goes round");
+        }
+        assert_eq!(ports.any(7, |_| true), None);
     }
 
     #[test]

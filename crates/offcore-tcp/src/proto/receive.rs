@@ -97,6 +97,11 @@ impl Receiver {
         self.largest = largest;
     }
 
+    /// Bytes of payload in the peer's segments, as estimated.
+    pub(crate) fn peer_mss(&self) -> u16 {
+        self.peer_mss
+    }
+
     /// Next position expected.
     pub(crate) fn next(&self) -> u64 {
         self.next

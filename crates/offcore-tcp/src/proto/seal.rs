@@ -20,7 +20,7 @@ impl Stack {
     ) -> Sealed {
         let Some(conn) = self.conns.get_mut(plan.conn) else { return Sealed::Obsolete };
         conn.planned -= 1;
-        conn.tx.unhold(&mut self.arena, plan.pos, plan.len as usize);
+        conn.tx.unhold(&mut self.arenas[conn.app], plan.pos, plan.len as usize);
         let next = plan.next();
         let tcb = &mut conn.tcb;
         let end = next.range.end + u64::from(next.fin);
@@ -84,7 +84,7 @@ impl Stack {
     pub fn give_up(&mut self, plan: &Plan, out: &mut Out) {
         let Some(conn) = self.conns.get_mut(plan.conn) else { return self.give_up_datagram(plan, out) };
         conn.planned -= 1;
-        conn.tx.unhold(&mut self.arena, plan.pos, plan.len as usize);
+        conn.tx.unhold(&mut self.arenas[conn.app], plan.pos, plan.len as usize);
         conn.tcb.sender.unplanned(&plan.next());
         self.touch(plan.conn);
     }

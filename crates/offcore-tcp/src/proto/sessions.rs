@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use offcore_session::{Fifo, Place};
 
-use super::addr::ConnId;
+use super::addr::{AppId, ConnId};
 use super::stack::Stack;
 
 /// How much of what an application may write ahead it can write now, in bytes.
@@ -18,14 +18,14 @@ impl Stack {
     /// How much room a connection or datagram socket has.
     pub fn room(&self, conn: ConnId) -> Option<Room> {
         let tx = self.conns.get(conn).map(|conn| &conn.tx);
-        let tx = tx.or_else(|| self.udp.tx(conn))?;
+        let tx = tx.or_else(|| self.udp.tx(conn).map(|(tx, _)| tx))?;
         Some(Room { free: tx.end() - tx.edge(), of: tx.end() - tx.released() })
     }
 
     /// Bytes that the application can read, by what it has last [consumed](Self::consumed).
     pub fn unread(&self, conn: ConnId) -> u64 {
         let rx = self.conns.get(conn).map(|conn| &conn.rx);
-        rx.or_else(|| self.udp.rx(conn)).map_or(0, |rx| rx.edge() - rx.released())
+        rx.or_else(|| self.udp.rx(conn).map(|(rx, _)| rx)).map_or(0, |rx| rx.edge() - rx.released())
     }
 
     /// Whether the peer has ended its stream, and all that it sent can be read.
@@ -44,28 +44,38 @@ impl Stack {
     }
 
     /// A slot without a connection, of a session that has an address and nothing else. It goes back by
-    /// [`give_slot`](Self::give_slot).
-    pub fn take_slot(&mut self) -> Option<Place> {
-        self.arena.take_slot()
+    /// [`give_slot`](Self::give_slot); until then the memory of `app` stays.
+    pub fn take_slot(&mut self, app: AppId) -> Option<Place> {
+        if !self.arenas.is_open(app) {
+            return None;
+        }
+        let slot = self.arenas[app].take_slot()?;
+        self.arenas.enter(app);
+        Some(slot)
     }
 
     /// Gives a slot back that has no connection.
-    pub fn give_slot(&mut self, slot: Place) {
-        self.arena.give_slot(slot);
+    pub fn give_slot(&mut self, app: AppId, slot: Place) {
+        self.arenas[app].give_slot(slot);
+        self.arenas.leave(app);
     }
 
-    /// A connection that was asked for just now gets the slot `slot`, which was [taken](Self::take_slot), in place of its own.
-    /// `false`: it is too late, or gone.
+    /// A connection that was asked for just now gets the slot `slot`, which was [taken](Self::take_slot) for the same
+    /// application, in place of its own. `false`: it is too late, or gone.
     pub fn set_slot(&mut self, conn: ConnId, slot: Place) -> bool {
         let Some(this) = self.conns.get_mut(conn) else { return false };
         if this.planned > 0 || this.tcb.placing > 0 || this.tx.edge() > 0 || !this.rx.is_empty() {
             return false;
         }
-        this.rx.discard(&mut self.arena);
-        this.tx.discard(&mut self.arena);
-        self.arena.give_slot(this.slot);
+        let app = this.app;
+        let arena = &mut self.arenas[app];
+        this.rx.discard(arena);
+        this.tx.discard(arena);
+        arena.give_slot(this.slot);
         (this.slot, this.rx, this.tx) = (slot, Fifo::new(slot), Fifo::new(slot));
-        this.grant(&mut self.arena, &self.config);
+        this.grant(arena, &self.config);
+        // The slot goes with the connection.
+        self.arenas.leave(app);
         true
     }
 }

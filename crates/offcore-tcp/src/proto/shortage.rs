@@ -6,22 +6,21 @@
 use std::collections::VecDeque;
 
 use super::addr::ConnId;
-use super::conns::Conn;
 
 /// Microseconds until they are looked after again.
-const AGAIN: u64 = 10_000;
+pub(super) const AGAIN: u64 = 10_000;
 
-/// Connections whose applications wait for memory to write to, in order.
+/// Connections and sockets whose application waits for memory to write to, in order.
 #[derive(Debug, Default)]
 pub(super) struct Shortage {
     waiting: VecDeque<ConnId>,
 }
 
 impl Shortage {
-    /// The application of `conn` waits.
+    /// The application waits; `waits` is whether it did before.
     #[cold]
-    pub(super) fn wait(&mut self, id: ConnId, conn: &mut Conn) {
-        if !std::mem::replace(&mut conn.waits, true) {
+    pub(super) fn wait(&mut self, id: ConnId, waits: &mut bool) {
+        if !std::mem::replace(waits, true) {
             self.waiting.push_back(id);
         }
     }
@@ -37,9 +36,5 @@ impl Shortage {
 
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
-    }
-
-    pub(super) fn deadline(&self, now: u64) -> Option<u64> {
-        (!self.is_empty()).then_some(now + AGAIN)
     }
 }

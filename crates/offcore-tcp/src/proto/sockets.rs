@@ -2,10 +2,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
-use offcore_session::{Arena, Fifo, Place as Slot, Rx, Tx};
+use offcore_session::{Arena, Fifo, Memory, Place as Slot, Rx, Tx};
 
-use super::addr::{ConnId, SOCKETS};
+use super::addr::{AppId, ConnId, SOCKETS};
 use super::iface::Way;
 
 /// ICMP errors in a second, at most (RFC 1812, 4.3.2.8; as Linux).
@@ -24,6 +25,10 @@ pub(super) struct Outgoing {
 /// A socket and its FIFOs.
 #[derive(Debug)]
 pub(super) struct Socket {
+    /// Whose memory it uses.
+    pub app: AppId,
+    /// The same memory, found without a look at the application.
+    pub memory: Arc<Memory>,
     pub address: Option<IpAddr>,
     pub port: u16,
     pub slot: Slot,
@@ -39,18 +44,30 @@ pub(super) struct Socket {
     pub planned: u64,
     pub in_flight: VecDeque<Outgoing>,
     pub wants_room: bool,
+    /// It waits for memory, see [`Shortage`](super::shortage::Shortage).
+    pub waits: bool,
     pub ready: bool,
     pub closed: bool,
 }
 
 impl Socket {
-    /// Gives room for what has been sent back to the application.
-    pub(super) fn release(&mut self, arena: &mut Arena, buffer: u32) {
-        let upto = self.in_flight.front().map_or(self.planned, |oldest| oldest.start);
+    /// Up to where everything has been sent.
+    fn sent(&self) -> u64 {
+        self.in_flight.front().map_or(self.planned, |oldest| oldest.start)
+    }
+
+    /// Whether it lacks memory for its buffer.
+    pub(super) fn is_short(&self, buffer: u32) -> bool {
+        self.tx.end() < self.sent() + u64::from(buffer)
+    }
+
+    /// Gives room for what has been sent back to the application; whether there is memory for all of its buffer.
+    pub(super) fn release(&mut self, arena: &mut Arena, buffer: u32) -> bool {
+        let upto = self.sent();
         if upto > self.tx.released() {
             self.tx.acked(arena, upto);
         }
-        let _ = self.tx.grant(arena, upto + u64::from(buffer));
+        self.tx.grant(arena, upto + u64::from(buffer))
     }
 
     /// Whether nothing of it is left to be done.
@@ -93,13 +110,13 @@ impl Sockets {
 
     // What is done for a connection is not to be made longer by what is done for a socket.
     #[cold]
-    pub(super) fn rx(&self, id: ConnId) -> Option<&Fifo<Rx>> {
-        Some(&self.get(id)?.rx)
+    pub(super) fn rx(&self, id: ConnId) -> Option<(&Fifo<Rx>, &Arc<Memory>)> {
+        self.get(id).map(|socket| (&socket.rx, &socket.memory))
     }
 
     #[cold]
-    pub(super) fn tx(&self, id: ConnId) -> Option<&Fifo<Tx>> {
-        Some(&self.get(id)?.tx)
+    pub(super) fn tx(&self, id: ConnId) -> Option<(&Fifo<Tx>, &Arc<Memory>)> {
+        self.get(id).map(|socket| (&socket.tx, &socket.memory))
     }
 
     pub(super) fn has_ready(&self) -> bool {

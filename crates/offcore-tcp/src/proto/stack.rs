@@ -1,26 +1,25 @@
 //! A host stack: packets' heads and the time go in; verdicts, plans, packets of headers and events come out.
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 use offcore_mem::mapping::MemoryError;
-use offcore_session::layout::LARGE;
-use offcore_session::{Arena, Memory, Place as Slot};
+use offcore_session::Place as Slot;
 use offcore_wire::{IpProtocol, TcpFlags};
 
 use super::addr::{ConnId, FlowKey, SOCKETS};
+use super::arenas::Arenas;
 use super::config::Config;
 use super::conns::{Conn, Conns};
 use super::cookie::Cookies;
 use super::counts::StackCounts;
 use super::flows::{Entry, Flows, key_of};
-use super::handshake::{Half, Listeners, Wishes};
+use super::handshake::{Half, Wishes};
 use super::iface::IfaceConfig;
 use super::input::{Input, Outcome};
 use super::ip::{self, Frame, IpHeaders};
 use super::isn::Origins;
 use super::keepalive::Silence;
-use super::memory;
+use super::listeners::Listeners;
 use super::net::Net;
 use super::packet::{Cause, DropReason, Drops, Event, Next, Out, Place, Plan, RxChecksum, RxSeg, Verdict};
 use super::ports::Ports;
@@ -28,7 +27,6 @@ use super::receive::AckNeed;
 use super::run::Run;
 use super::segment::Segment;
 use super::send::Due;
-use super::shortage::Shortage;
 use super::sockets::Sockets;
 use super::steering::Steering;
 use super::tcb::State;
@@ -56,7 +54,7 @@ pub struct Stack {
     pub(super) cookies: Cookies,
     pub(super) net: Net,
     pub(super) steering: Steering,
-    pub(super) arena: Arena,
+    pub(super) arenas: Arenas,
     pub(super) conns: Conns,
     pub(super) flows: Flows,
     pub(super) halves: Vec<Option<Half>>,
@@ -66,7 +64,6 @@ pub struct Stack {
     pub(super) udp: Sockets,
     pub(super) wheel: Wheel,
     pub(super) half_wheel: Wheel,
-    pub(super) shortage: Shortage,
     /// Connections whose acknowledgements and timers are looked at when the call is done.
     touched: Vec<u32>,
     /// What the next packet of a vector may go on with.
@@ -78,12 +75,10 @@ pub struct Stack {
     /// The connection that [`counts`](Self::counts) begins with next, and the one that was last asked for memory.
     pub(super) told: u32,
     pub(super) reclaimed: u32,
-    /// The system has no more memory for FIFOs.
-    grown_out: bool,
 }
 
 impl Stack {
-    /// A stack without interfaces.
+    /// A stack without interfaces and without other applications than its own process.
     ///
     /// # Errors
     /// When there is not as much memory as FIFOs shall have.
@@ -97,7 +92,7 @@ impl Stack {
             cookies: Cookies::new(&config.secret),
             net: Net::new(config.neighbours, config.share),
             steering: Steering::new(&config.secret, config.share),
-            arena: memory::arena(config.memory)?,
+            arenas: Arenas::new(config.memory)?,
             conns: Conns::new(config.connections.min(SOCKETS - 1)),
             flows: Flows::new(&config.secret, config.connections.min(1 << 16) as usize),
             halves: Vec::new(),
@@ -107,7 +102,6 @@ impl Stack {
             udp: Sockets::default(),
             wheel: Wheel::new(0),
             half_wheel: Wheel::new(0),
-            shortage: Shortage::default(),
             touched: Vec::new(),
             run: None,
             ready: std::collections::VecDeque::new(),
@@ -115,7 +109,6 @@ impl Stack {
             counts: StackCounts::default(),
             told: 0,
             reclaimed: 0,
-            grown_out: false,
             config,
         })
     }
@@ -135,11 +128,6 @@ impl Stack {
         }
     }
 
-    /// The memory that FIFOs are in: what an application needs beside [`slot`](Self::slot).
-    pub fn memory(&self) -> &Arc<Memory> {
-        self.arena.memory()
-    }
-
     /// What a connection shares with its application.
     pub fn slot(&self, conn: ConnId) -> Option<Slot> {
         let connection = self.conns.get(conn).map(|conn| conn.slot);
@@ -152,15 +140,12 @@ impl Stack {
             let (before, rest) = packets.split_at_mut(at);
             let packet = &mut rest[0];
             // What a packet may go on with is known of the one before it only.
-            let run = self.run.take().zip(before.last());
-            let verdict = match run.and_then(|(run, before)| self.follow(now, run, before.head, packet, out))
-            {
-                Some(taken) => {
-                    self.run = run.map(|(run, _)| run);
-                    taken
-                }
-                None => self.packet(now, iface, packet, out),
-            };
+            let run = self.run.zip(before.last());
+            let followed = run.and_then(|(run, before)| self.follow(now, run, before.head, packet, out));
+            let verdict = followed.unwrap_or_else(|| {
+                self.run = None;
+                self.packet(now, iface, packet, out)
+            });
             let verdict = verdict.unwrap_or_else(Verdict::Drop);
             if let Verdict::Drop(reason) = verdict {
                 self.drops.count(reason);
@@ -182,8 +167,9 @@ impl Stack {
         out: &mut Out,
     ) -> Option<Result<Verdict, DropReason>> {
         let again = (packet.checksum == RxChecksum::Verified).then(|| run.read(before, packet))??;
-        let Self { conns, net, arena, config, .. } = self;
+        let Self { conns, net, arenas, config, .. } = self;
         let (id, conn) = conns.at(run.index)?;
+        let arena = &mut arenas[conn.app];
         Input { now, id, net, arena, config, out }.follow(conn, &again)
     }
 
@@ -285,7 +271,8 @@ impl Stack {
         if conn.tcb.state == State::SynSent {
             return self.syn_sent_segment(now, id, segment, out);
         }
-        let Self { net, arena, config, .. } = self;
+        let Self { net, arenas, config, .. } = self;
+        let arena = &mut arenas[conn.app];
         let mut input = Input { now, id, net, arena, config, out };
         let (verdict, outcome) = input.segment(conn, segment)?;
         // What anybody can send does not count.
@@ -377,10 +364,11 @@ impl Stack {
             return self.datagram_placed(conn, pos, len, commit_to, out);
         };
         this.tcb.placing -= 1;
-        this.rx.unhold(&mut self.arena, pos, len as usize);
+        let arena = &mut self.arenas[this.app];
+        this.rx.unhold(arena, pos, len as usize);
         if commit_to > this.tcb.committed {
             this.tcb.committed = commit_to;
-            this.rx.commit(&self.arena, commit_to);
+            this.rx.commit(arena, commit_to);
             // One event says it for all that came at once.
             if out.events.last() != Some(&Event::Readable(conn)) {
                 out.events.push(Event::Readable(conn));
@@ -395,21 +383,21 @@ impl Stack {
     /// Where the bytes of a [`Place`](super::packet::Place) belong: addresses and lengths.
     #[inline]
     pub fn place_pieces(&self, place: &Place) -> Option<impl Iterator<Item = (NonNull<u8>, usize)>> {
-        let fifo = match self.conns.get(place.conn) {
-            Some(conn) => &conn.rx,
+        let (fifo, memory) = match self.conns.get(place.conn) {
+            Some(conn) => (&conn.rx, &conn.memory),
             None => self.udp.rx(place.conn)?,
         };
-        Some(fifo.pieces(&self.arena, place.pos, place.len as usize))
+        Some(fifo.pieces_in(memory, place.pos, place.len as usize))
     }
 
     /// Where the bytes of a plan are: addresses and lengths.
     #[inline]
     pub fn plan_pieces(&self, plan: &Plan) -> Option<impl Iterator<Item = (NonNull<u8>, usize)>> {
-        let fifo = match self.conns.get(plan.conn) {
-            Some(conn) => &conn.tx,
-            None => self.udp.tx(plan.conn)?,
-        };
-        Some(fifo.pieces(&self.arena, plan.pos, plan.len as usize))
+        if let Some(conn) = self.conns.get(plan.conn) {
+            return Some(conn.tx.pieces_in(&conn.memory, plan.pos, plan.len as usize));
+        }
+        let (fifo, memory) = self.udp.tx(plan.conn)?;
+        Some(fifo.pieces_in(memory, plan.pos, plan.len as usize))
     }
 
     /// Does what is due by `now`; returns when something is due next.
@@ -425,29 +413,12 @@ impl Stack {
         for &index in &due {
             self.half_timer(now, index, out);
         }
-        self.grow();
-        if !memory::has_plenty(&self.arena) {
-            self.reclaim();
-        }
-        if !self.shortage.is_empty() {
-            self.feed(out);
-        }
+        self.look_after_memory(out);
         let flows = &mut self.flows;
         self.time_wait.expire(now, EXPIRIES, |index, key| flows.leave(key, Entry::TimeWait(index)));
         self.flows.round();
         self.net.timers(now, out, |_| ());
         self.settle(now, out);
-    }
-
-    /// Adds memory when an eighth of it is left, some milliseconds' work, until there is as much as may be.
-    #[inline]
-    fn grow(&mut self) {
-        let (len, limit) = self.arena.len_and_limit();
-        if self.arena.free().large >= len / LARGE / 8 || len >= limit || self.grown_out {
-            return;
-        }
-        // Without more memory connections share what there is.
-        self.grown_out = self.arena.grow().is_err();
     }
 
     /// When something is due next, as it is known now: what is planned, sealed or written later may be due earlier.
@@ -457,7 +428,7 @@ impl Stack {
             self.half_wheel.next_deadline(),
             self.time_wait.next_deadline(now),
             self.net.deadline(),
-            self.shortage.deadline(now),
+            self.arenas.deadline(now),
         ];
         deadlines.into_iter().flatten().min()
     }
@@ -476,7 +447,7 @@ impl Stack {
         }
         if tcb.trim.is_some_and(|due| due <= now) && tcb.deadline() == tcb.trim {
             tcb.trim = None;
-            conn.trim(now, &mut self.arena, &self.config);
+            conn.trim(now, &mut self.arenas[conn.app], &self.config);
             if let Some(deadline) = conn.tcb.deadline() {
                 self.wheel.set(index, deadline);
             }
@@ -531,7 +502,7 @@ impl Stack {
 
 impl Conn {
     /// Orders the copy of what is to be sent.
-    #[inline]
+    #[inline(always)]
     fn plan(&mut self, conn: ConnId, next: Next, out: &mut Out) {
         let len = (next.range.end - next.range.start) as u32;
         self.planned += 1;

@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use offcore_session::Fifo;
 use offcore_session::datagram::{HEADER_LEN, Header, record_len};
 use offcore_wire::{IpProtocol, MacAddr, Sum, UdpHeader, icmpv4, icmpv6, udp};
 
-use super::addr::ConnId;
+use super::addr::{AppId, ConnId};
 use super::calls::CallError;
 use super::iface::Way;
 use super::ip::{self, Envelope, IpHeaders};
@@ -29,32 +30,37 @@ impl Stack {
     /// Takes datagrams to `port`, at one address of ours or at all, and sends such: the socket's number. Port 0 is one that
     /// nobody has. The application's side is [`Datagrams`](offcore_session::Datagrams) over the socket's
     /// [`slot`](Self::slot); it goes on with [`written`](Self::written), [`consumed`](Self::consumed),
-    /// [`want_room`](Self::want_room) and [`close`](Self::close), as with a connection.
+    /// [`want_room`](Self::want_room) and [`close`](Self::close), as with a connection. It uses the memory of `app`.
     ///
     /// # Errors
-    /// [`CallError::NotOurs`], [`CallError::InUse`], [`CallError::NoPort`], [`CallError::TooMany`].
-    pub fn open_datagrams(&mut self, address: Option<IpAddr>, port: u16) -> Result<ConnId, CallError> {
+    /// [`CallError::NotOurs`], [`CallError::InUse`], [`CallError::NoPort`], [`CallError::TooMany`], [`CallError::NoApp`].
+    pub fn open_datagrams(
+        &mut self,
+        app: AppId,
+        address: Option<IpAddr>,
+        port: u16,
+    ) -> Result<ConnId, CallError> {
+        if !self.arenas.is_open(app) {
+            return Err(CallError::NoApp);
+        }
         if !address.as_ref().is_none_or(|address| self.net.has(*address)) {
             return Err(CallError::NotOurs);
         }
         let from = self.fragment_ident();
         let in_use = |port| self.udp.by_address.contains_key(&(address, port));
         let port = match port {
-            // Any that is free (RFC 6056, 3.3.1): nobody is to know it in advance.
-            0 => {
-                let range = self.config.ports.clone();
-                let (first, count) = (u32::from(*range.start()), range.len() as u32);
-                let mut ports = (0..count).map(|n| (first + from.wrapping_add(n) % count) as u16);
-                ports.find(|port| !in_use(*port)).ok_or(CallError::NoPort)?
-            }
+            0 => self.ports.any(from, in_use).ok_or(CallError::NoPort)?,
             port if in_use(port) => return Err(CallError::InUse),
             port => port,
         };
         if self.udp.len() >= MOST {
             return Err(CallError::TooMany);
         }
-        let slot = self.arena.take_slot().ok_or(CallError::TooMany)?;
+        let arena = &mut self.arenas[app];
+        let slot = arena.take_slot().ok_or(CallError::TooMany)?;
         let mut socket = Box::new(Socket {
+            app,
+            memory: Arc::clone(arena.memory()),
             address,
             port,
             slot,
@@ -67,10 +73,12 @@ impl Stack {
             planned: 0,
             in_flight: VecDeque::new(),
             wants_room: false,
+            waits: false,
             ready: false,
             closed: false,
         });
-        socket.release(&mut self.arena, self.config.send_buffer);
+        socket.release(arena, self.config.send_buffer);
+        self.arenas.enter(app);
         Ok(self.udp.insert(socket))
     }
 
@@ -120,8 +128,9 @@ impl Stack {
         skip: usize,
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
-        let Self { udp, arena, config, .. } = self;
+        let Self { udp, arenas, config, .. } = self;
         let socket = udp.get_mut(id).ok_or(DropReason::NoConnection)?;
+        let arena = &mut arenas[socket.app];
         let (start, whole) = (socket.next, record_len(header.len));
         let end = start + whole as u64;
         if end - socket.consumed > config.receive_window.into() || !socket.rx.cover(arena, start, whole) {
@@ -149,7 +158,7 @@ impl Stack {
     pub(super) fn datagram_placed(&mut self, id: ConnId, pos: u64, len: u32, end: u64, out: &mut Out) {
         let Some(socket) = self.udp.get_mut(id) else { return };
         socket.placing -= 1;
-        socket.rx.unhold(&mut self.arena, pos, len as usize);
+        socket.rx.unhold(&mut self.arenas[socket.app], pos, len as usize);
         let upto = if socket.placing == 0 { socket.next } else { end };
         self.commit_datagrams(id, upto, out);
         self.free_socket_when_done(id);
@@ -158,7 +167,7 @@ impl Stack {
     /// Shows the application what lies before `upto`.
     fn commit_datagrams(&mut self, id: ConnId, upto: u64, out: &mut Out) {
         let Some(socket) = self.udp.get_mut(id).filter(|socket| !socket.closed) else { return };
-        socket.rx.commit(&self.arena, upto);
+        socket.rx.commit(&self.arenas[socket.app], upto);
         if out.events.last() != Some(&Event::Readable(id)) {
             out.events.push(Event::Readable(id));
         }
@@ -168,15 +177,18 @@ impl Stack {
     #[inline(never)]
     pub(super) fn datagrams_moved(&mut self, id: ConnId, out: &mut Out) -> Result<(), CallError> {
         let socket = self.udp.get_mut(id).filter(|socket| !socket.closed).ok_or(CallError::Gone)?;
-        let (read, written) = (socket.rx.consumed(&mut self.arena), socket.tx.written(&self.arena));
+        let arena = &mut self.arenas[socket.app];
+        let (read, written) = (socket.rx.consumed(arena), socket.tx.written(arena));
         let (Ok(read), Ok(written)) = (read, written) else {
             self.misused(id, out);
             return Err(CallError::Misuse);
         };
         socket.consumed = read;
         if read == socket.next && socket.placing == 0 {
-            socket.rx.shrink(&mut self.arena);
+            socket.rx.shrink(arena);
         }
+        // There may have been no memory when there was room.
+        socket.release(arena, self.config.send_buffer);
         if written > socket.written {
             socket.written = written;
             self.udp.make_ready(id);
@@ -186,15 +198,18 @@ impl Stack {
 
     /// The application waits for room.
     pub(super) fn datagrams_want_room(&mut self, id: ConnId) {
-        if let Some(socket) = self.udp.get_mut(id) {
-            socket.wants_room = true;
+        let Some(socket) = self.udp.get_mut(id).filter(|socket| !socket.closed) else { return };
+        socket.wants_room = true;
+        // No datagram may be under way whose end would look again.
+        if socket.is_short(self.config.send_buffer) {
+            self.arenas.app(socket.app).shortage.wait(id, &mut socket.waits);
         }
     }
 
     /// The application lets go of a socket: what it has written is sent.
     pub(super) fn close_datagrams(&mut self, id: ConnId) {
         let Some(socket) = self.udp.get_mut(id).filter(|socket| !socket.closed) else { return };
-        if let Ok(written) = socket.tx.written(&self.arena) {
+        if let Ok(written) = socket.tx.written(&self.arenas[socket.app]) {
             socket.written = written;
         }
         self.udp.make_ready(id);
@@ -222,9 +237,11 @@ impl Stack {
 
     fn free_socket_when_done(&mut self, id: ConnId) {
         if let Some(mut socket) = self.udp.remove_done(id) {
-            socket.rx.discard(&mut self.arena);
-            socket.tx.discard(&mut self.arena);
-            self.arena.give_slot(socket.slot);
+            let arena = &mut self.arenas[socket.app];
+            socket.rx.discard(arena);
+            socket.tx.discard(arena);
+            arena.give_slot(socket.slot);
+            self.arenas.leave(socket.app);
         }
     }
 
@@ -263,7 +280,7 @@ impl Stack {
         }
         let mut bytes = [0; HEADER_LEN];
         let header = (left >= HEADER_LEN as u64).then(|| {
-            socket.tx.get(&self.arena, start, &mut bytes);
+            socket.tx.get(&self.arenas[socket.app], start, &mut bytes);
             Header::from_bytes(&bytes)
         });
         let header = header.flatten().filter(|header| record_len(header.len) as u64 <= left);
@@ -317,7 +334,7 @@ impl Stack {
     /// The application has the room of what has been sent.
     fn release_datagrams(&mut self, id: ConnId, out: &mut Out) {
         let Some(socket) = self.udp.get_mut(id) else { return };
-        socket.release(&mut self.arena, self.config.send_buffer);
+        socket.release(&mut self.arenas[socket.app], self.config.send_buffer);
         let told = !socket.closed && std::mem::take(&mut socket.wants_room);
         if told {
             out.events.push(Event::Writable(id));
@@ -330,7 +347,7 @@ impl Stack {
     /// A planned datagram is sent, or given up: what is known of it.
     fn take_outgoing(&mut self, plan: &Plan, out: &mut Out) -> Option<(u16, Outgoing)> {
         let socket = self.udp.get_mut(plan.conn)?;
-        socket.tx.unhold(&mut self.arena, plan.pos, plan.len as usize);
+        socket.tx.unhold(&mut self.arenas[socket.app], plan.pos, plan.len as usize);
         let at = socket.in_flight.iter().position(|outgoing| outgoing.payload == plan.pos)?;
         let outgoing = socket.in_flight.remove(at)?;
         let port = socket.port;

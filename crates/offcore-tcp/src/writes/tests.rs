@@ -6,7 +6,7 @@ use offcore_mem::{BURST, Hugepages, Pool, PoolCache};
 use offcore_wire::MacAddr;
 
 use super::*;
-use crate::proto::{Config, IfaceConfig, Next, Out, Plan, Prefix};
+use crate::proto::{AppId, Config, IfaceConfig, Next, Out, Plan, Prefix};
 
 const LEN: usize = 3000;
 
@@ -37,8 +37,8 @@ impl Bed {
             routes: Vec::new(),
         };
         stack.add_iface(1, &iface, &mut out);
-        let conn = stack.connect(1, "10.0.0.2:9".parse().unwrap(), &mut out).unwrap();
-        let writer = Writer::new(Arc::clone(stack.memory()), stack.slot(conn).unwrap());
+        let conn = stack.connect(1, AppId::OWN, None, "10.0.0.2:9".parse().unwrap(), &mut out).unwrap();
+        let writer = Writer::new(Arc::clone(stack.memory(AppId::OWN)), stack.slot(conn).unwrap());
         let mut mover = Mover::new();
         // What the engine holds back is not lost.
         mover.set_lost_after(u64::MAX);

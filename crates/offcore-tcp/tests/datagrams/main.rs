@@ -7,7 +7,7 @@ mod world;
 use std::net::IpAddr;
 
 use offcore_stats::SplitMix;
-use offcore_tcp::proto::{Cause, DropReason, Event};
+use offcore_tcp::proto::{AppId, Cause, DropReason, Event};
 use offcore_wire::{Icmpv4, Icmpv6, IpProtocol, Sum, icmpv4, icmpv6};
 
 use world::{PORT, World, addresses};
@@ -296,7 +296,7 @@ fn nonsense_from_an_application_ends_its_socket_only() {
         let (stack, out) = end.path.call();
         stack.close(1, end.socket, out);
         assert!(stack.memory_used() <= SLOTS, "its memory is free");
-        assert!(stack.open_datagrams(None, PORT).is_ok(), "its port, too");
+        assert!(stack.open_datagrams(AppId::OWN, None, PORT).is_ok(), "its port, too");
     }
 }
 

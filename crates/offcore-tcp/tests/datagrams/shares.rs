@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool};
 use offcore_session::{Reader, Writer};
-use offcore_tcp::proto::{ConnId, Event, Share};
+use offcore_tcp::proto::{AppId, ConnId, Event, Share};
 use offcore_wire::Sum;
 use offcore_wire::virtio_net::{self, NetHeader, Offloads};
 
@@ -83,7 +83,7 @@ struct Fifos {
 impl Fifos {
     fn new(end: &mut End, conn: ConnId) -> Self {
         let (stack, _) = end.path.call();
-        let (memory, slot) = (stack.memory(), stack.slot(conn).unwrap());
+        let (memory, slot) = (stack.memory(AppId::OWN), stack.slot(conn).unwrap());
         let reader = Reader::new(Arc::clone(memory), slot).unwrap();
         Self { conn, reader, writer: Writer::new(Arc::clone(memory), slot).unwrap() }
     }
@@ -144,13 +144,13 @@ fn a_port_that_is_hung_leaves_buffers_to_the_others() {
     server.path.set_link(0, tso, true);
     server.path.set_link(1, tso, true);
     clients.iter_mut().for_each(|end| end.path.set_link(0, tso, true));
-    let listener = server.path.call().0.listen(None, 80, 1024).unwrap();
+    let listener = server.path.call().0.listen(AppId::OWN, None, 80, 1024, false).unwrap();
     let mut connections: [Vec<Fifos>; 2] = Default::default();
     for (number, (end, connections)) in clients.iter_mut().zip(&mut connections).enumerate() {
         let to = SocketAddr::from(([10, 0, number as u8, 1], 80));
         for _ in 0..CLIENTS {
             let (stack, out) = end.path.call();
-            let conn = stack.connect(1, to, out).unwrap();
+            let conn = stack.connect(1, AppId::OWN, None, to, out).unwrap();
             connections.push(Fifos::new(end, conn));
         }
     }

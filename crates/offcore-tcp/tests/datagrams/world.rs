@@ -11,7 +11,7 @@ use offcore_session::Writer;
 use offcore_session::datagram::Header;
 use offcore_stats::StageClock;
 use offcore_tcp::path::Path;
-use offcore_tcp::proto::{Config, ConnId, Event, IfaceConfig, Out, Prefix, Share, Stack};
+use offcore_tcp::proto::{AppId, Config, ConnId, Event, IfaceConfig, Out, Prefix, Share, Stack};
 use offcore_wire::MacAddr;
 
 pub(crate) const PORT: u16 = 7;
@@ -82,8 +82,8 @@ impl End {
             let mac = MacAddr([2, 0, 0, 0, number as u8, last]);
             stack.add_iface(1, &IfaceConfig { mac, mtu: MTU, addresses, routes: Vec::new() }, &mut out);
         }
-        let socket = stack.open_datagrams(None, PORT).unwrap();
-        let datagrams = Datagrams::new(stack.memory(), stack.slot(socket).unwrap()).unwrap();
+        let socket = stack.open_datagrams(AppId::OWN, None, PORT).unwrap();
+        let datagrams = Datagrams::new(stack.memory(AppId::OWN), stack.slot(socket).unwrap()).unwrap();
         let mut mover = Mover::new();
         let (device, stepper) = CoreDevice::stepped();
         let channel = mover.add_channel(device.open_channel(256).unwrap());
@@ -147,7 +147,7 @@ impl End {
     pub(crate) fn write_nonsense(&mut self, bytes: &[u8]) {
         let (stack, out) = self.path.call();
         let slot = stack.slot(self.socket).unwrap();
-        let mut writer = Writer::new(Arc::clone(stack.memory()), slot).unwrap();
+        let mut writer = Writer::new(Arc::clone(stack.memory(AppId::OWN)), slot).unwrap();
         assert!(writer.write_all(&[bytes]));
         stack.written(1, self.socket, out).unwrap();
     }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use offcore_session::{Reader, Writer};
-use offcore_tcp::proto::{ConnId, Event};
+use offcore_tcp::proto::{AppId, ConnId, Event};
 
 use crate::bed::{BEGINNING, Bed, addresses};
 use crate::frames::{Flow, altered, content};
@@ -162,7 +162,7 @@ impl Runner {
     fn open(&mut self, conn: ConnId) -> Result<(), String> {
         let stack = self.bed.stack();
         let slot = stack.slot(conn).ok_or("the connection has no slot")?;
-        let memory = stack.memory();
+        let memory = stack.memory(AppId::OWN);
         let reader = Reader::new(Arc::clone(memory), slot).ok_or("the slot has no reader")?;
         let writer = Writer::new(Arc::clone(memory), slot).ok_or("the slot has no writer")?;
         self.session = Some(Session { conn, reader, writer, read: 1, written: 1 });
@@ -173,7 +173,9 @@ impl Runner {
         match call {
             Call::Listen { backlog } => {
                 let (stack, ..) = self.bed.call();
-                let listener = stack.listen(None, PORT, *backlog).map_err(|error| error.to_string())?;
+                let listener = stack
+                    .listen(AppId::OWN, None, PORT, *backlog, false)
+                    .map_err(|error| error.to_string())?;
                 self.listener = Some(listener);
             }
             Call::Connect => self.connect()?,
@@ -211,7 +213,7 @@ impl Runner {
         let (_, theirs) = addresses(&self.setup);
         let to = SocketAddr::new(theirs, PORT);
         let (stack, out, now) = self.bed.call();
-        let conn = stack.connect(now, to, out).map_err(|error| error.to_string())?;
+        let conn = stack.connect(now, AppId::OWN, None, to, out).map_err(|error| error.to_string())?;
         let info = stack.info(conn).ok_or("the connection is gone")?;
         self.flows.insert(self.flow, Flow::new(info.local, info.remote));
         self.open(conn)

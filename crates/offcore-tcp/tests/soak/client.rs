@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use offcore_stats::SplitMix;
-use offcore_tcp::proto::{Cause, ConnId, Event};
+use offcore_tcp::proto::{AppId, Cause, ConnId, Event};
 
 use crate::end::End;
 use crate::server::PORT;
@@ -65,7 +65,9 @@ impl Client {
     fn connect(&mut self, now: u64, end: &mut End) {
         let to = if self.chance.below(2) == 0 { "10.0.0.2" } else { "2001:db8::2" };
         let (stack, out) = end.path.call();
-        let Ok(conn) = stack.connect(now, (to.parse::<std::net::IpAddr>().unwrap(), PORT).into(), out) else {
+        let Ok(conn) =
+            stack.connect(now, AppId::OWN, None, (to.parse::<std::net::IpAddr>().unwrap(), PORT).into(), out)
+        else {
             return;
         };
         self.left -= 1;

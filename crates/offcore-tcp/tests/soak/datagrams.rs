@@ -2,7 +2,7 @@
 
 use offcore_session::datagram::Header;
 use offcore_stats::SplitMix;
-use offcore_tcp::proto::ConnId;
+use offcore_tcp::proto::{AppId, ConnId};
 
 use crate::end::End;
 use crate::session::byte;
@@ -28,8 +28,9 @@ impl Datagrams {
     pub(crate) fn open(seed: u64, ends: &mut [End; 2]) -> Self {
         let sockets = ends.iter_mut().map(|end| {
             let stack = &mut end.path.stack;
-            let socket = stack.open_datagrams(None, PORT).unwrap();
-            (socket, offcore_session::Datagrams::new(stack.memory(), stack.slot(socket).unwrap()).unwrap())
+            let socket = stack.open_datagrams(AppId::OWN, None, PORT).unwrap();
+            let memory = stack.memory(AppId::OWN);
+            (socket, offcore_session::Datagrams::new(memory, stack.slot(socket).unwrap()).unwrap())
         });
         let sockets = sockets.collect();
         Self { sockets, sent: 0, whole: 0, chance: SplitMix::new(seed ^ 0xda7a), bytes: vec![0; 65_535] }

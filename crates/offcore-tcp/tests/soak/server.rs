@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use offcore_tcp::proto::{Cause, ConnId, Event};
+use offcore_tcp::proto::{AppId, Cause, ConnId, Event};
 
 use crate::end::End;
 use crate::session::{Request, Session};
@@ -30,7 +30,7 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn open(end: &mut End) -> Self {
-        let listener = end.path.stack.listen(None, PORT, BACKLOG).unwrap();
+        let listener = end.path.stack.listen(AppId::OWN, None, PORT, BACKLOG, false).unwrap();
         Self { listener, open: HashMap::new(), order: Vec::new(), turn: 0, ended: 0, aborted: 0 }
     }
 

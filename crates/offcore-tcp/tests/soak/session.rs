@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use offcore_session::{Reader, Writer};
-use offcore_tcp::proto::{Cause, ConnId, KeepAlive};
+use offcore_tcp::proto::{AppId, Cause, ConnId, KeepAlive};
 
 use crate::SECOND;
 use crate::end::End;
@@ -78,8 +78,8 @@ impl Session {
         stack.set_keepalive(now, conn, Some(KEEP_ALIVE), out).unwrap();
         let slot = stack.slot(conn).unwrap();
         Self {
-            reader: Reader::new(Arc::clone(stack.memory()), slot).unwrap(),
-            writer: Writer::new(Arc::clone(stack.memory()), slot).unwrap(),
+            reader: Reader::new(Arc::clone(stack.memory(AppId::OWN)), slot).unwrap(),
+            writer: Writer::new(Arc::clone(stack.memory(AppId::OWN)), slot).unwrap(),
             request: Vec::new(),
             key: 0,
             written: 0,

@@ -3,7 +3,7 @@
 
 use std::net::Ipv4Addr;
 
-use offcore_tcp::proto::{Config, ConnId};
+use offcore_tcp::proto::{AppId, Config, ConnId};
 use offcore_wire::{Arp, ArpOperation, EtherType, MacAddr, TcpFlags, TcpHeader, TcpOptions, arp, ethernet};
 
 use crate::frame::{self, append, forge};
@@ -314,7 +314,7 @@ fn a_long_segment_delays_no_later_acknowledgements() {
 fn errors_do_not_tell_open_ports() {
     let me = Ipv4Addr::new(192, 168, 0, 66);
     let mut host = host(Config::default());
-    let socket = host.stack.open_datagrams(None, 0).unwrap();
+    let socket = host.stack.open_datagrams(AppId::OWN, None, 0).unwrap();
     let _ = socket;
     let mut found = Vec::new();
     let mut now = 10 * SECOND;
@@ -341,7 +341,7 @@ fn errors_do_not_tell_open_ports() {
 fn datagram_ports_are_not_known_in_advance() {
     let ports = [1u8, 2].map(|_| {
         let mut host = host(Config::default());
-        host.stack.open_datagrams(None, 0).unwrap();
+        host.stack.open_datagrams(AppId::OWN, None, 0).unwrap();
         host.frames.clear();
         // It is the first of the range: nothing complains there.
         host.receive(3 * SECOND, &mut [udp(THEIRS, (53, 32_768))]);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use offcore_session::{Reader, Writer};
 use offcore_stats::SplitMix;
 use offcore_tcp::proto::{
-    Cause, Config, ConnId, Event, HEAD, IfaceConfig, Out, Place, Plan, Prefix, Route, RxChecksum, RxSeg,
-    Sealed, Stack, Verdict, ip_end,
+    AppId, Cause, Config, ConnId, Event, HEAD, IfaceConfig, Out, Place, Plan, Prefix, Route, RxChecksum,
+    RxSeg, Sealed, Stack, Verdict, ip_end,
 };
 use offcore_wire::gso::Segmenter;
 use offcore_wire::virtio_net::{NetHeader, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6};
@@ -59,6 +59,8 @@ pub(crate) struct Host {
     pub(crate) listener: Option<u32>,
     pub(crate) connected: Vec<ConnId>,
     pub(crate) accepted: Vec<ConnId>,
+    /// How many of them came to which listener.
+    pub(crate) by_listener: HashMap<u32, usize>,
     /// How many calls copies may stay under way; 0: they are made at once.
     pub(crate) latency: usize,
     /// Copies that are made at once are made in any order.
@@ -113,6 +115,7 @@ impl Host {
             listener: None,
             connected: Vec::new(),
             accepted: Vec::new(),
+            by_listener: HashMap::new(),
             latency: 0,
             shuffled: false,
             starved: 0,
@@ -126,11 +129,16 @@ impl Host {
     }
 
     pub(crate) fn listen(&mut self, port: u16, backlog: usize) {
-        self.listener = Some(self.stack.listen(None, port, backlog).unwrap());
+        self.listener = Some(self.stack.listen(AppId::OWN, None, port, backlog, false).unwrap());
     }
 
     pub(crate) fn connect(&mut self, now: u64, to: &str) -> ConnId {
-        let conn = self.stack.connect(now, to.parse().unwrap(), &mut self.out).unwrap();
+        self.connect_for(AppId::OWN, now, to)
+    }
+
+    /// The same for one of several applications.
+    pub(crate) fn connect_for(&mut self, app: AppId, now: u64, to: &str) -> ConnId {
+        let conn = self.stack.connect(now, app, None, to.parse().unwrap(), &mut self.out).unwrap();
         self.open(conn);
         self.take_out(now);
         conn
@@ -138,7 +146,7 @@ impl Host {
 
     fn open(&mut self, conn: ConnId) {
         let slot = self.stack.slot(conn).unwrap();
-        let memory = self.stack.memory();
+        let memory = self.stack.memory(self.stack.app(conn).unwrap());
         let session = Session {
             reader: Reader::new(Arc::clone(memory), slot).unwrap(),
             writer: Writer::new(Arc::clone(memory), slot).unwrap(),
@@ -325,6 +333,7 @@ impl Host {
                     while let Some(conn) = self.stack.accept(listener) {
                         self.open(conn);
                         self.accepted.push(conn);
+                        *self.by_listener.entry(listener).or_default() += 1;
                         self.read(now, conn);
                     }
                 }
@@ -383,6 +392,7 @@ impl Host {
         self.pump(now, conn);
     }
 
+    /// The application lets go of a connection.
     pub(crate) fn release(&mut self, now: u64, conn: ConnId) {
         self.sessions.remove(&conn);
         self.stack.close(now, conn, &mut self.out);

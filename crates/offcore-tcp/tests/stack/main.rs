@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
 mod answers;
+mod apps;
 mod attacks;
 mod cookies;
 mod foreign;

@@ -1,6 +1,6 @@
 //! Many connections: what they leave behind, whether their ports can be used again, and whether they disturb one another.
 
-use offcore_tcp::proto::{CallError, Config, ConnId, Out};
+use offcore_tcp::proto::{AppId, CallError, Config, ConnId, Out};
 use offcore_wire::TcpFlags;
 
 use crate::frame::{self, Seen};
@@ -136,7 +136,10 @@ fn connect_has_its_port_again_after_a_second() {
     close(&mut world, &conns, 0);
     let now = world.now;
     let to = "10.0.0.2:7".parse().unwrap();
-    assert_eq!(world.hosts[0].stack.connect(now, to, &mut Out::default()), Err(CallError::NoPort));
+    assert_eq!(
+        world.hosts[0].stack.connect(now, AppId::OWN, None, to, &mut Out::default()),
+        Err(CallError::NoPort)
+    );
     world.run(SECOND);
     let conns = open(&mut world, 1, "10.0.0.2:7");
     send(&mut world, &conns, 0, 100);

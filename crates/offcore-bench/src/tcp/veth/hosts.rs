@@ -20,7 +20,7 @@ use offcore_session::{Reader, Writer};
 use offcore_stats::page::StatsPage;
 use offcore_stats::{Stage, lcore};
 use offcore_tcp::path::Path;
-use offcore_tcp::proto::{CallError, Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
+use offcore_tcp::proto::{AppId, CallError, Config, ConnId, Event, IfaceConfig, Out, Prefix, Stack};
 
 use super::stream::{CHUNK, Phase, Position, bound_waits, read, write};
 use super::{Cell, Under};
@@ -241,14 +241,14 @@ impl Talk {
 
 impl App for Talk {
     fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
-        calls.stack.listen(None, near_address(77).port(), 16).map(drop)
+        calls.stack.listen(AppId::OWN, None, near_address(77).port(), 16, false).map(drop)
     }
 
     fn event(&mut self, event: Event, calls: &mut Calls<'_>) {
         match event {
             Event::Incoming { listener } => {
                 while let Some(conn) = calls.stack.accept(listener) {
-                    let memory = calls.stack.memory();
+                    let memory = calls.stack.memory(AppId::OWN);
                     self.stream = calls.stack.slot(conn).and_then(|slot| {
                         let reader = Reader::new(Arc::clone(memory), slot)?;
                         let writer = Writer::new(Arc::clone(memory), slot)?;

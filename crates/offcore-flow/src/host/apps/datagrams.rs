@@ -2,7 +2,7 @@
 
 use offcore_session::Datagrams;
 use offcore_session::datagram::Header;
-use offcore_tcp::proto::{CallError, ConnId};
+use offcore_tcp::proto::{AppId, CallError, ConnId};
 
 use crate::host::Calls;
 
@@ -38,9 +38,9 @@ impl DatagramService {
     /// # Errors
     /// What the stack refuses.
     pub(super) fn open(port: u16, echo: bool, calls: &mut Calls<'_>) -> Result<Self, CallError> {
-        let socket = calls.stack.open_datagrams(None, port)?;
+        let socket = calls.stack.open_datagrams(AppId::OWN, None, port)?;
         let slot = calls.stack.slot(socket).ok_or(CallError::Gone)?;
-        let datagrams = Datagrams::new(calls.stack.memory(), slot).ok_or(CallError::Gone)?;
+        let datagrams = Datagrams::new(calls.stack.memory(AppId::OWN), slot).ok_or(CallError::Gone)?;
         Ok(Self { socket, datagrams, port, echo, bytes: vec![0; LONGEST].into_boxed_slice() })
     }
 

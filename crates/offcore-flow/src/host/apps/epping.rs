@@ -15,7 +15,7 @@ use offcore_mem::mapping::{Mapping, MemoryError};
 use offcore_port::Context;
 use offcore_session::{Reader, Writer};
 use offcore_stats::{Histogram, tsc};
-use offcore_tcp::proto::{CallError, Cause, ConnId, Event};
+use offcore_tcp::proto::{AppId, CallError, Cause, ConnId, Event};
 use offcore_tcp::writes::Writes;
 
 use super::streams::fill;
@@ -130,12 +130,12 @@ impl Epping {
 
     fn connect(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
         self.again = calls.now + AGAIN_MICROS;
-        let asked = calls.stack.connect(calls.now, self.config.to, calls.out);
+        let asked = calls.stack.connect(calls.now, AppId::OWN, None, self.config.to, calls.out);
         if asked == Err(CallError::Tentative) {
             self.again = calls.now + TENTATIVE_MICROS;
         }
         let conn = asked?;
-        let memory = calls.stack.memory();
+        let memory = calls.stack.memory(AppId::OWN);
         self.session = calls.stack.slot(conn).and_then(|slot| {
             Some(Session {
                 conn,

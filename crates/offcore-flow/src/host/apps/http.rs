@@ -23,7 +23,7 @@ use std::io;
 use std::path::Path;
 
 use offcore_port::Context;
-use offcore_tcp::proto::{CallError, ConnId, Event};
+use offcore_tcp::proto::{AppId, CallError, ConnId, Event};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use self::files::Root;
@@ -159,7 +159,7 @@ pub fn raise_descriptors() {
 
 impl App for FileServer {
     fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
-        calls.stack.listen(None, self.port, BACKLOG).map(|_| ())
+        calls.stack.listen(AppId::OWN, None, self.port, BACKLOG, false).map(|_| ())
     }
 
     fn event(&mut self, event: Event, calls: &mut Calls<'_>) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use offcore_port::Context;
 use offcore_session::{Reader, Writer};
-use offcore_tcp::proto::{CallError, ConnId, Event, KeepAlive};
+use offcore_tcp::proto::{AppId, CallError, ConnId, Event, KeepAlive};
 
 use super::datagrams::{DatagramService, Served};
 use crate::host::{App, Calls};
@@ -62,7 +62,7 @@ struct Session {
 
 impl Session {
     fn new(conn: ConnId, calls: &Calls<'_>) -> Option<Self> {
-        let (memory, slot) = (calls.stack.memory(), calls.stack.slot(conn)?);
+        let (memory, slot) = (calls.stack.memory(AppId::OWN), calls.stack.slot(conn)?);
         let reader = Reader::new(Arc::clone(memory), slot)?;
         let writer = Writer::new(Arc::clone(memory), slot)?;
         Some(Self { reader, writer, position: 0, ended: false, queued: false })
@@ -177,7 +177,7 @@ pub fn fill(bytes: &mut [u8], position: u64) {
 
 impl App for Streams {
     fn start(&mut self, calls: &mut Calls<'_>) -> Result<(), CallError> {
-        calls.stack.listen(None, self.port, BACKLOG)?;
+        calls.stack.listen(AppId::OWN, None, self.port, BACKLOG, false)?;
         // A source would send to whoever is named as the sender of a datagram.
         if self.stream != Stream::Source {
             self.datagrams = Some(DatagramService::open(self.port, self.stream == Stream::Echo, calls)?);

@@ -414,9 +414,11 @@ fn info_words(info: &Info) -> [u32; INFO] {
 fn errno(error: CallError) -> Errno {
     match error {
         CallError::NoRoute => Errno::NETUNREACH,
-        CallError::Tentative | CallError::NotOurs | CallError::NoPort => Errno::ADDRNOTAVAIL,
+        CallError::Tentative | CallError::NotOurs | CallError::NoPort | CallError::Elsewhere => {
+            Errno::ADDRNOTAVAIL
+        }
         CallError::InUse => Errno::ADDRINUSE,
         CallError::TooMany => Errno::NOBUFS,
-        CallError::Gone | CallError::NotOpen | CallError::Misuse => Errno::BADF,
+        CallError::Gone | CallError::NoApp | CallError::NotOpen | CallError::Misuse => Errno::BADF,
     }
 }

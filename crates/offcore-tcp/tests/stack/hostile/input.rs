@@ -1,7 +1,7 @@
 //! Frames of any content, to a listener and a socket of datagrams: headers and options of every protocol that the stack reads.
 
 use arbitrary::{Arbitrary, Unstructured};
-use offcore_tcp::proto::{Config, HEAD};
+use offcore_tcp::proto::{AppId, Config, HEAD};
 use offcore_wire::{
     EtherType, EthernetFrame, IpProtocol, Ipv4Packet, Ipv6Packet, MacAddr, Sum, TcpSegment, ethernet, ipv4,
     ipv6,
@@ -98,7 +98,7 @@ pub(crate) fn play(bytes: &[u8]) -> Outcome {
     let mut host = Host::new(1, MTU, config);
     let before = host.stack.memory_used();
     host.listen(7, 4);
-    let socket = host.stack.open_datagrams(None, 7).unwrap();
+    let socket = host.stack.open_datagrams(AppId::OWN, None, 7).unwrap();
     let mut now = 2 * SECOND;
     let mut outcome = Outcome::default();
     host.poll(now);

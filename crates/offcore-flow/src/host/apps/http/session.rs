@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use offcore_session::{Reader, Writer};
-use offcore_tcp::proto::ConnId;
+use offcore_tcp::proto::{AppId, ConnId};
 
 use super::files::{Missing, Name, Root};
 use super::progress::Progress;
@@ -98,7 +98,7 @@ pub(super) struct Session {
 impl Session {
     /// Of a connection that was accepted.
     pub(super) fn new(conn: ConnId, calls: &mut Calls<'_>) -> Option<Self> {
-        let memory = calls.stack.memory();
+        let memory = calls.stack.memory(AppId::OWN);
         let slot = calls.stack.slot(conn)?;
         let reader = Reader::new(Arc::clone(memory), slot)?;
         let writer = Writer::new(Arc::clone(memory), slot)?;

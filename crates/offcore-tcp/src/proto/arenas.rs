@@ -1,0 +1,156 @@
+//! The memory of each application: what one of them uses is not taken from another, nor seen by it.
+//!
+//! An application that is gone may leave connections that still send, and copies that are in flight. Its memory stays until
+//! the last of them is over.
+
+use std::ops::{Index, IndexMut};
+
+use offcore_mem::mapping::MemoryError;
+use offcore_session::Arena;
+use offcore_session::layout::LARGE;
+
+use super::addr::AppId;
+use super::memory;
+use super::shortage::{AGAIN, Shortage};
+
+/// An application.
+#[derive(Debug)]
+pub(super) struct App {
+    pub arena: Arena,
+    /// Its connections that wait for memory.
+    pub shortage: Shortage,
+    /// Connections, sockets and listeners that it has, or has left behind.
+    users: usize,
+    /// It opens nothing any more.
+    gone: bool,
+    /// The system has no more memory for it.
+    grown_out: bool,
+}
+
+impl App {
+    fn new(memory: usize) -> Result<Box<Self>, MemoryError> {
+        let arena = memory::arena(memory)?;
+        Ok(Box::new(Self { arena, shortage: Shortage::default(), users: 0, gone: false, grown_out: false }))
+    }
+
+    /// Adds memory when an eighth of it is left, some milliseconds' work, until there is as much as may be. Whether it has
+    /// tried to.
+    #[inline]
+    pub(super) fn grow(&mut self) -> bool {
+        let (len, limit) = self.arena.len_and_limit();
+        if self.arena.free().large >= len / LARGE / 8 || len >= limit || self.grown_out {
+            return false;
+        }
+        // Without more memory connections share what there is.
+        self.grown_out = self.arena.grow().is_err();
+        true
+    }
+}
+
+/// All applications, by number.
+#[derive(Debug)]
+pub(super) struct Arenas {
+    apps: Vec<Option<Box<App>>>,
+}
+
+impl Arenas {
+    /// With `memory` bytes, at most, for the stack's own process.
+    pub(super) fn new(memory: usize) -> Result<Self, MemoryError> {
+        Ok(Self { apps: vec![Some(App::new(memory)?)] })
+    }
+
+    /// Adds an application.
+    pub(super) fn add(&mut self, memory: usize) -> Result<AppId, MemoryError> {
+        let app = App::new(memory)?;
+        let free = self.apps.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.apps.push(None);
+            self.apps.len() - 1
+        });
+        self.apps[index] = Some(app);
+        Ok(AppId::at(index))
+    }
+
+    /// The application is gone; its memory, too, when nothing of it is left. The stack's own process stays.
+    pub(super) fn remove(&mut self, app: AppId) {
+        if let Some(this) = self.place(app).filter(|_| app != AppId::OWN) {
+            this.gone = true;
+            self.free_when_left(app);
+        }
+    }
+
+    /// Whether the application may open something.
+    pub(super) fn is_open(&self, app: AppId) -> bool {
+        let this = self.apps.get(app.number() as usize).and_then(Option::as_deref);
+        this.is_some_and(|this| !this.gone)
+    }
+
+    /// The application has one more connection, socket or listener.
+    pub(super) fn enter(&mut self, app: AppId) {
+        self.app(app).users += 1;
+    }
+
+    /// One of them is over, and its memory is given back.
+    pub(super) fn leave(&mut self, app: AppId) {
+        self.app(app).users -= 1;
+        self.free_when_left(app);
+    }
+
+    fn free_when_left(&mut self, app: AppId) {
+        if let Some(place) = self.apps.get_mut(app.number() as usize) {
+            place.take_if(|this| this.gone && this.users == 0);
+        }
+    }
+
+    fn place(&mut self, app: AppId) -> Option<&mut App> {
+        self.apps.get_mut(app.number() as usize)?.as_deref_mut()
+    }
+
+    /// An application that has something open.
+    #[inline(always)]
+    pub(super) fn app(&mut self, app: AppId) -> &mut App {
+        match self.apps.get_mut(app.number() as usize) {
+            Some(Some(this)) => this,
+            _ => unknown(app),
+        }
+    }
+
+    /// When connections that wait for memory are looked after again.
+    pub(super) fn deadline(&self, now: u64) -> Option<u64> {
+        self.iter().any(|app| !app.shortage.is_empty()).then_some(now + AGAIN)
+    }
+
+    /// All of them.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &App> {
+        self.apps.iter().flatten().map(|app| &**app)
+    }
+
+    #[inline]
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut App> {
+        self.apps.iter_mut().flatten().map(|app| &mut **app)
+    }
+}
+
+impl Index<AppId> for Arenas {
+    type Output = Arena;
+
+    #[inline(always)]
+    fn index(&self, app: AppId) -> &Arena {
+        match self.apps.get(app.number() as usize) {
+            Some(Some(this)) => &this.arena,
+            _ => unknown(app),
+        }
+    }
+}
+
+impl IndexMut<AppId> for Arenas {
+    #[inline(always)]
+    fn index_mut(&mut self, app: AppId) -> &mut Arena {
+        &mut self.app(app).arena
+    }
+}
+
+#[cold]
+fn unknown(app: AppId) -> ! {
+    panic!("there is no application {}", app.number())
+}

@@ -1,0 +1,91 @@
+//! Listeners: addresses and ports that connections come to.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+
+use super::addr::{AppId, ConnId};
+
+/// An address and port that connections come to.
+#[derive(Debug)]
+pub(super) struct Listener {
+    /// Whose its connections are.
+    pub app: AppId,
+    pub address: Option<IpAddr>,
+    pub port: u16,
+    /// Others of its application may have the same address and port.
+    pub reuse_port: bool,
+    /// Connections that are half open, or not accepted yet: as many each, at most.
+    pub backlog: usize,
+    pub half_open: usize,
+    pub accept: VecDeque<ConnId>,
+}
+
+/// Listeners by address and port.
+#[derive(Debug, Default)]
+pub(super) struct Listeners {
+    /// Those that share an address and port: all of them do, or there is one.
+    by_address: HashMap<(Option<IpAddr>, u16), Vec<u32>>,
+    all: Vec<Option<Listener>>,
+}
+
+impl Listeners {
+    /// Adds one; `None` when the address and port have one that it may not share them with.
+    pub(super) fn insert(&mut self, listener: Listener) -> Option<u32> {
+        let here = self.by_address.entry((listener.address, listener.port)).or_default();
+        // As one of them is, so are all.
+        if let Some(&other) = here.first() {
+            let other = self.all.get(other as usize)?.as_ref()?;
+            if !(other.reuse_port && listener.reuse_port && other.app == listener.app) {
+                return None;
+            }
+        }
+        let free = self.all.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.all.push(None);
+            self.all.len() - 1
+        });
+        here.push(index as u32);
+        self.all[index] = Some(listener);
+        Some(index as u32)
+    }
+
+    pub(super) fn remove(&mut self, index: u32) -> Option<Listener> {
+        let listener = self.all.get_mut(index as usize)?.take()?;
+        let key = (listener.address, listener.port);
+        if let Some(here) = self.by_address.get_mut(&key) {
+            here.retain(|other| *other != index);
+            if here.is_empty() {
+                self.by_address.remove(&key);
+            }
+        }
+        Some(listener)
+    }
+
+    /// Who takes connections to an address: its own listeners go before those of all addresses. Of several, `choose` says
+    /// which: a number below how many there are.
+    pub(super) fn find(
+        &self,
+        address: IpAddr,
+        port: u16,
+        choose: impl FnOnce(usize) -> usize,
+    ) -> Option<u32> {
+        let at = |address| self.by_address.get(&(address, port));
+        match &at(Some(address)).or_else(|| at(None))?[..] {
+            [one] => Some(*one),
+            several => several.get(choose(several.len())).copied(),
+        }
+    }
+
+    /// Whether somebody listens at a port, of any address.
+    pub(super) fn has_port(&self, port: u16) -> bool {
+        self.by_address.keys().any(|(_, taken)| *taken == port)
+    }
+
+    pub(super) fn get(&self, index: u32) -> Option<&Listener> {
+        self.all.get(index as usize)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Listener> {
+        self.all.get_mut(index as usize)?.as_mut()
+    }
+}

@@ -1,0 +1,266 @@
+//! Applications of one stack: each has memory of its own, and none suffers from what another does.
+
+use std::sync::Arc;
+
+use offcore_tcp::proto::{AppId, CallError, Config, ConnId, Event, Out};
+
+use crate::host::Host;
+use crate::streams::content;
+use crate::world::World;
+
+const SECOND: u64 = 1_000_000;
+const MEGABYTE: usize = 1 << 20;
+
+fn world() -> World {
+    World::new(1, 1500, Config::default())
+}
+
+/// Connects for an application of host 0 to `port` of host 1; both ends.
+fn connect(world: &mut World, app: AppId, port: u16) -> [ConnId; 2] {
+    let now = world.now;
+    let here = world.hosts[0].connect_for(app, now, &format!("10.0.0.2:{port}"));
+    assert!(world.run_until(SECOND, |hosts| !hosts[1].accepted.is_empty()));
+    [here, world.hosts[1].accepted.pop().unwrap()]
+}
+
+fn listen(host: &mut Host, app: AppId, port: u16) -> u32 {
+    host.stack.listen(app, None, port, 64, false).unwrap()
+}
+
+fn set_appetite(host: &mut Host, conn: ConnId, appetite: usize) {
+    host.sessions.get_mut(&conn).unwrap().appetite = appetite;
+}
+
+#[test]
+fn each_is_in_its_own_memory() {
+    let mut world = world();
+    let apps = [(); 2].map(|()| world.hosts[1].stack.add_app(4 * MEGABYTE).unwrap());
+    let ends: Vec<[ConnId; 2]> = [7, 8]
+        .into_iter()
+        .zip(apps)
+        .map(|(port, app)| {
+            listen(&mut world.hosts[1], app, port);
+            connect(&mut world, AppId::OWN, port)
+        })
+        .collect();
+    let used = |host: &Host| [AppId::OWN, apps[0], apps[1]].map(|app| host.stack.memory_used_by(app));
+    let before = used(&world.hosts[1]);
+    for (app, ends) in apps.into_iter().zip(&ends) {
+        let stack = &world.hosts[1].stack;
+        assert_eq!((stack.app(ends[1]), stack.info(ends[1]).unwrap().app), (Some(app), app));
+        set_appetite(&mut world.hosts[1], ends[1], 0);
+    }
+    assert!(!Arc::ptr_eq(world.hosts[1].stack.memory(apps[0]), world.hosts[1].stack.memory(apps[1])));
+    let now = world.now;
+    world.hosts[0].send(now, ends[0][0], &content(1, 200_000));
+    world.hosts[1].send(now, ends[0][1], &content(2, 100_000));
+    world.run(SECOND);
+    let after = used(&world.hosts[1]);
+    assert_eq!((after[0], after[2]), (before[0], before[2]), "others' memory is as it was");
+    assert!(after[1] >= before[1] + 200_000, "{before:?} {after:?}");
+    assert_eq!(world.hosts[1].stack.memory_used(), after.into_iter().sum());
+    assert_eq!(world.hosts[1].stack.counts().memory_used, after.into_iter().sum::<usize>() as u64);
+    set_appetite(&mut world.hosts[1], ends[0][1], usize::MAX);
+    let now = world.now;
+    world.hosts[1].read(now, ends[0][1]);
+    world.run(SECOND);
+    assert!(world.hosts[1].sessions[&ends[0][1]].received == content(1, 200_000));
+    assert!(world.hosts[0].sessions[&ends[0][0]].received == content(2, 100_000));
+}
+
+/// One application of host 1 leaves all that it is sent unread, and one of host 0 gets nothing acknowledged, until they have
+/// no memory left. How long another one's stream takes meanwhile, and how much a quiet connection of its may write.
+fn beside_a_hoarder(hoards: bool, apart: bool) -> (u64, usize) {
+    let mut world = world();
+    let mut apps = || {
+        let other = [0, 1].map(|host: usize| world.hosts[host].stack.add_app(MEGABYTE).unwrap());
+        let greedy = [0, 1].map(|host: usize| world.hosts[host].stack.add_app(MEGABYTE).unwrap());
+        (other, if apart { greedy } else { other })
+    };
+    let (other, greedy) = apps();
+    listen(&mut world.hosts[1], greedy[1], 7);
+    listen(&mut world.hosts[1], other[1], 8);
+    let quiet = connect(&mut world, other[0], 8);
+    let stream = connect(&mut world, other[0], 8);
+    if hoards {
+        let ends = [(); 40].map(|()| connect(&mut world, greedy[0], 7));
+        for [here, there] in ends {
+            set_appetite(&mut world.hosts[1], there, 0);
+            let now = world.now;
+            world.hosts[0].send(now, here, &content(3, MEGABYTE));
+        }
+    }
+    world.run(5 * SECOND);
+    let space = world.hosts[0].sessions[&quiet[0]].writer.space();
+    let (bytes, began) = (content(4, 3_000_000), world.now);
+    world.hosts[0].send(began, stream[0], &bytes);
+    let all = |hosts: &mut [Host; 2]| hosts[1].sessions[&stream[1]].received.len() == bytes.len();
+    assert!(world.run_until(600 * SECOND, all));
+    assert!(world.hosts[1].sessions[&stream[1]].received == bytes);
+    (world.now - began, space)
+}
+
+#[test]
+fn one_that_takes_all_it_can_leaves_others_as_they_are() {
+    let alone = beside_a_hoarder(false, true);
+    assert_eq!(beside_a_hoarder(true, true), alone);
+    // What this test would find: both in one memory.
+    let (time, space) = beside_a_hoarder(true, false);
+    assert!(time > 2 * alone.0 && space < alone.1, "{time} us, {space} bytes; alone {alone:?}");
+}
+
+#[test]
+fn one_that_is_gone_still_sends() {
+    for latency in [0, 200] {
+        let mut world = world();
+        listen(&mut world.hosts[1], AppId::OWN, 7);
+        let app = world.hosts[0].stack.add_app(4 * MEGABYTE).unwrap();
+        let listener = listen(&mut world.hosts[0], app, 9);
+        let socket = world.hosts[0].stack.open_datagrams(app, None, 9).unwrap();
+        let [here, there] = connect(&mut world, app, 7);
+        let memory = Arc::downgrade(world.hosts[0].stack.memory(app));
+        let bytes = content(5, 400_000);
+        world.hosts[0].latency = latency;
+        let now = world.now;
+        world.hosts[0].send(now, here, &bytes);
+        let written = |hosts: &mut [Host; 2]| hosts[0].sessions[&here].sent == bytes.len();
+        assert!(world.run_until(SECOND, written));
+        assert!(world.hosts[1].sessions[&there].received.len() < bytes.len(), "it is on its way");
+        world.hosts[1].close_after(now, there);
+        let Host { stack, out, .. } = &mut world.hosts[0];
+        stack.remove_app(app);
+        stack.close(now, socket, out);
+        stack.unlisten(now, listener, out);
+        world.hosts[0].release(now, here);
+        let (now, to) = (world.now, "10.0.0.2:7".parse().unwrap());
+        let Host { stack, out, .. } = &mut world.hosts[0];
+        assert_eq!(stack.connect(now, app, None, to, out), Err(CallError::NoApp));
+        assert_eq!(stack.listen(app, None, 9, 1, false), Err(CallError::NoApp));
+        assert_eq!(stack.open_datagrams(app, None, 9), Err(CallError::NoApp));
+        let other = stack.add_app(MEGABYTE).unwrap();
+        assert!(other != app && memory.upgrade().is_some(), "its number is not free, nor is its memory");
+        let all = |hosts: &mut [Host; 2]| hosts[1].sessions[&there].received.len() == bytes.len();
+        assert!(world.run_until(60 * SECOND, all));
+        assert!(world.hosts[1].sessions[&there].received == bytes);
+        world.run(SECOND);
+        assert!(memory.upgrade().is_none(), "its memory is unmapped");
+        let stack = &mut world.hosts[0].stack;
+        assert_eq!(stack.add_app(MEGABYTE).unwrap(), app, "another one has its number");
+        stack.remove_app(AppId::OWN);
+        assert!(stack.open_datagrams(AppId::OWN, None, 0).is_ok(), "the stack's own process stays");
+    }
+}
+
+#[test]
+fn one_with_nothing_open_goes_at_once() {
+    let stack = &mut world().hosts[0].stack;
+    let before = stack.counts();
+    let app = stack.add_app(4 * MEGABYTE).unwrap();
+    assert_eq!(stack.counts().memory, before.memory + (4 << 20));
+    let memory = Arc::downgrade(stack.memory(app));
+    stack.remove_app(app);
+    assert!(memory.upgrade().is_none());
+    assert_eq!(stack.counts(), before);
+    stack.remove_app(app);
+    assert_eq!(stack.add_app(MEGABYTE).unwrap(), app);
+}
+
+#[test]
+fn a_socket_without_memory_gets_it_later() {
+    // Nothing of it is under way, whose end would look for memory.
+    let mut world = world();
+    let Host { stack, .. } = &mut world.hosts[0];
+    let app = stack.add_app(MEGABYTE).unwrap();
+    let sockets = [(); 5].map(|()| stack.open_datagrams(app, None, 0).unwrap());
+    let mut out = Out::default();
+    stack.want_room(sockets[4]);
+    stack.timers(SECOND, &mut out);
+    assert_eq!(out.events, [], "there is none");
+    assert!(stack.deadline(SECOND).is_some_and(|due| due <= 2 * SECOND));
+    stack.close(SECOND, sockets[0], &mut out);
+    stack.timers(SECOND, &mut out);
+    assert_eq!(out.events, [Event::Writable(sockets[4])]);
+}
+
+#[test]
+fn listeners_share_a_port() {
+    let mut world = world();
+    let stack = &mut world.hosts[1].stack;
+    let app = stack.add_app(16 * MEGABYTE).unwrap();
+    let mut listeners = [(); 4].map(|()| stack.listen(app, None, 7, 256, true).unwrap()).to_vec();
+    assert_eq!(stack.listen(app, None, 7, 256, false), Err(CallError::InUse), "it did not ask for it");
+    assert_eq!(stack.listen(AppId::OWN, None, 7, 256, true), Err(CallError::InUse), "it is another's");
+    stack.listen(AppId::OWN, None, 8, 256, false).unwrap();
+    assert_eq!(stack.listen(AppId::OWN, None, 8, 256, true), Err(CallError::InUse), "the other did not");
+    world.run(SECOND);
+    let spread = |world: &mut World, listeners: &[u32]| {
+        world.hosts[1].by_listener.clear();
+        let conns = [(); 200].map(|()| connect(world, AppId::OWN, 7));
+        let counts = &world.hosts[1].by_listener;
+        let even = 200 / listeners.len();
+        let fair = |listener: &u32| (even / 2..2 * even).contains(&counts[listener]);
+        assert!(counts.len() == listeners.len() && listeners.iter().all(fair), "{counts:?}");
+        conns
+    };
+    let conns = spread(&mut world, &listeners);
+    let gone = listeners.remove(1);
+    let now = world.now;
+    let Host { stack, out, .. } = &mut world.hosts[1];
+    stack.unlisten(now, gone, out);
+    assert_eq!(stack.listener_info(gone), None);
+    spread(&mut world, &listeners);
+    // Who was accepted from it stays.
+    let now = world.now;
+    conns.iter().for_each(|[here, _]| world.hosts[0].send(now, *here, b"still here"));
+    world.run(SECOND);
+    assert!(conns.iter().all(|[_, there]| world.hosts[1].sessions[there].received == b"still here"));
+}
+
+#[test]
+fn a_listener_says_how_it_is() {
+    let mut world = world();
+    let address = Some([10, 0, 0, 2].into());
+    let stack = &mut world.hosts[1].stack;
+    let chosen = [(); 2].map(|()| stack.listen(AppId::OWN, address, 0, 3, false).unwrap());
+    let info = chosen.map(|listener| stack.listener_info(listener).unwrap());
+    assert!(info.iter().all(|info| info.address == address && (32768..=60999).contains(&info.port)));
+    assert_ne!(info[0].port, info[1].port);
+    assert_eq!((info[0].app, info[0].waiting, info[0].backlog), (AppId::OWN, 0, 3));
+    let to = std::net::SocketAddr::from(([10, 0, 0, 2], info[0].port));
+    let now = world.now;
+    world.hosts[0].connect(now, &to.to_string());
+    let mut waiting = Vec::new();
+    world.run_until(SECOND, |hosts| {
+        waiting.push(hosts[1].stack.listener_info(chosen[0]).unwrap().waiting);
+        !hosts[1].accepted.is_empty()
+    });
+    assert_eq!(world.hosts[1].accepted.len(), 1);
+    assert_eq!(waiting.last(), Some(&0), "it has been accepted");
+}
+
+#[test]
+fn connections_begin_where_they_are_bound() {
+    let mut world = world();
+    world.hosts[1].listen(7, 16);
+    world.hosts[1].stack.listen(AppId::OWN, None, 8, 16, false).unwrap();
+    let now = world.now;
+    let mut connect = |from: &str, to: &str| {
+        let Host { stack, out, .. } = &mut world.hosts[0];
+        let conn = stack.connect(now, AppId::OWN, Some(from.parse().unwrap()), to.parse().unwrap(), out)?;
+        Ok(stack.info(conn).unwrap().local.to_string())
+    };
+    assert_eq!(connect("10.0.0.1:5555", "10.0.0.2:7"), Ok("10.0.0.1:5555".to_owned()));
+    assert_eq!(connect("10.0.0.1:5555", "10.0.0.2:7"), Err(CallError::InUse));
+    assert_eq!(connect("0.0.0.0:5555", "10.0.0.2:7"), Err(CallError::InUse));
+    assert_eq!(connect("0.0.0.0:5555", "10.0.0.2:8"), Ok("10.0.0.1:5555".to_owned()));
+    let chosen = connect("10.0.0.1:0", "10.0.0.2:7").unwrap();
+    assert!(chosen.starts_with("10.0.0.1:") && !chosen.ends_with(":0") && !chosen.ends_with(":5555"));
+    assert_eq!(connect("10.0.0.9:0", "10.0.0.2:7"), Err(CallError::NotOurs));
+    assert_eq!(connect("[2001:db8::1]:0", "10.0.0.2:7"), Err(CallError::Tentative));
+    world.run(2 * SECOND);
+    assert_eq!(world.hosts[1].accepted.len(), 3, "all of them are connected");
+    let Host { stack, out, .. } = &mut world.hosts[0];
+    let from = Some("[2001:db8::1]:0".parse().unwrap());
+    let to = "10.0.0.2:7".parse().unwrap();
+    assert_eq!(stack.connect(world.now, AppId::OWN, from, to, out), Err(CallError::NoRoute));
+}
