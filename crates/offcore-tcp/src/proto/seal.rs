@@ -86,6 +86,9 @@ impl Stack {
         conn.planned -= 1;
         conn.tx.unhold(&mut self.arenas[conn.app], plan.pos, plan.len as usize);
         conn.tcb.sender.unplanned(&plan.next());
+        if conn.tcb.state == State::Closed {
+            return self.free_when_done(plan.conn);
+        }
         self.touch(plan.conn);
     }
 }

@@ -332,6 +332,9 @@ impl Stack {
             let at_most = offload.min(QUANTUM);
             let mut quantum = QUANTUM;
             conn.tcb.ready = false;
+            if conn.tcb.state == State::Closed {
+                continue;
+            }
             while left > 0 {
                 let Some(next) = conn.tcb.sender.plan(now, at_most) else { break };
                 let len = (next.range.end - next.range.start) as u32;

@@ -6,6 +6,7 @@ mod answers;
 mod apps;
 mod attacks;
 mod cookies;
+mod endings;
 mod foreign;
 mod frame;
 mod host;

@@ -1,0 +1,117 @@
+//! Applications that let go of a connection that is over.
+
+use offcore_tcp::proto::{Cause, Config, ConnId, KeepAlive, Out};
+
+use crate::streams::content;
+use crate::world::World;
+
+const SECOND: u64 = 1_000_000;
+
+/// What there is of a connection when its peer resets it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Left {
+    Nothing,
+    /// Bytes that the application has not read.
+    Unread,
+    /// Bytes that it has written, some of which are being copied.
+    Unsent,
+    /// The same, where copies have no buffers.
+    Starved,
+}
+
+/// A connection that the peer has reset.
+fn reset(left: Left) -> (World, ConnId) {
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1].listen(7, 16);
+    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    world.run(SECOND);
+    let (there, now) = (world.hosts[1].accepted[0], world.now);
+    let host = &mut world.hosts[0];
+    let wanted = KeepAlive { idle: SECOND, interval: SECOND, probes: 3 };
+    host.stack.set_keepalive(now, here, Some(wanted), &mut Out::default()).unwrap();
+    match left {
+        Left::Nothing => {}
+        Left::Unread => {
+            host.sessions.get_mut(&here).unwrap().appetite = 0;
+            world.hosts[1].send(now, there, b"nobody reads this");
+            world.run(SECOND / 2);
+        }
+        Left::Unsent | Left::Starved => {
+            host.latency = 200;
+            host.send(now, here, &content(1, 200_000));
+            world.run(20);
+            world.hosts[0].starved = if left == Left::Starved { 50 } else { 0 };
+        }
+    }
+    let now = world.now;
+    world.hosts[1].sessions.remove(&there);
+    let host = &mut world.hosts[1];
+    host.stack.abort(now, there, &mut host.out);
+    host.receive(now, &mut []);
+    let is_over = |hosts: &mut [crate::host::Host; 2]| hosts[0].sessions[&here].closed.is_some();
+    assert!(world.run_until(SECOND, is_over), "{left:?}");
+    assert_eq!(world.hosts[0].sessions[&here].closed, Some(Cause::Reset));
+    (world, here)
+}
+
+#[test]
+fn nothing_is_said_of_what_the_peer_has_reset() {
+    for left in [Left::Nothing, Left::Unread, Left::Unsent, Left::Starved] {
+        for aborts in [false, true] {
+            let (mut world, here) = reset(left);
+            world.trace.clear();
+            let (host, now) = (&mut world.hosts[0], world.now);
+            host.frames.clear();
+            if aborts {
+                host.sessions.remove(&here);
+                host.stack.abort(now, here, &mut host.out);
+                host.receive(now, &mut []);
+            } else {
+                host.release(now, here);
+            }
+            world.run(200 * SECOND);
+            let sent = world.trace.iter().filter(|(_, by, frame)| *by == 0 && frame[23] == 6).count();
+            assert_eq!(sent, 0, "{left:?}, aborts {aborts}");
+            let stack = &world.hosts[0].stack;
+            assert_eq!((stack.connections(), stack.info(here)), (0, None), "{left:?}, aborts {aborts}");
+        }
+    }
+}
+
+/// A connection with much to send, of which one packet is planned.
+fn planned() -> (World, ConnId, Out) {
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1].listen(7, 16);
+    let here = world.hosts[0].connect(1, "10.0.0.2:7");
+    world.run(SECOND);
+    let (host, mut out) = (&mut world.hosts[0], Out::default());
+    host.send(world.now, here, &content(1, 10_000));
+    host.stack.tx(world.now, 1, &mut out);
+    assert_eq!(out.plans.len(), 1);
+    (world, here, out)
+}
+
+#[test]
+fn a_plan_that_is_given_up_may_be_the_last_of_a_connection() {
+    let (mut world, here, mut out) = planned();
+    let stack = &mut world.hosts[0].stack;
+    stack.abort(world.now, here, &mut out);
+    assert_eq!(stack.connections(), 1, "its copy is in flight");
+    let plan = out.plans.pop().unwrap();
+    stack.give_up(&plan, &mut out);
+    assert_eq!(stack.connections(), 0);
+}
+
+#[test]
+fn nothing_is_planned_of_a_connection_that_is_over() {
+    let (mut world, here, mut out) = planned();
+    let (there, now) = (world.hosts[1].accepted[0], world.now);
+    let host = &mut world.hosts[1];
+    host.stack.abort(now, there, &mut host.out);
+    let mut resets: Vec<_> = host.out.controls.drain(..).map(|control| control.bytes().to_vec()).collect();
+    world.hosts[0].receive(now, &mut resets);
+    let stack = &mut world.hosts[0].stack;
+    assert_eq!(stack.info(here).unwrap().state, "CLOSED");
+    stack.tx(now, 64, &mut out);
+    assert_eq!(out.plans.len(), 1, "what there was");
+}
