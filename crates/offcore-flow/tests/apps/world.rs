@@ -103,6 +103,8 @@ impl<A: App> World<A> {
             let (stack, out) = server.path.call();
             app.event(event, &mut Calls { stack, out, now });
         }
+        let (stack, out) = server.path.call();
+        app.told(&mut Calls { stack, out, now });
         client.receive(now, to_client);
         client.with(|path, ctx| path.turn(ctx, now, BURST));
         events.extend(client.events());

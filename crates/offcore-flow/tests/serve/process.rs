@@ -1,0 +1,268 @@
+//! A process of an application, as a library that is preloaded into one is: it speaks the messages, and has the memory.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use offcore_flow::host::serve::Serve;
+use offcore_mem::Mapping;
+use offcore_session::control::Control;
+use offcore_session::message::{
+    Accepted, Answer, Call, Hello, KEY, NONE, Question, Session, VERSION, Welcome,
+};
+use offcore_session::slot::Slot;
+use offcore_session::{Memory, Place, Reader, Segments, Writer};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, recvmsg, send,
+    sendmsg, socket_with,
+};
+
+use crate::world::World;
+
+/// What `poll` shows of a descriptor.
+pub(crate) fn bits(fd: impl AsFd) -> PollFlags {
+    let wanted = PollFlags::IN | PollFlags::OUT | PollFlags::RDHUP;
+    let mut events = [PollFd::from_borrowed_fd(fd.as_fd(), wanted)];
+    poll(&mut events, Some(&Timespec::default())).unwrap();
+    events[0].revents()
+}
+
+pub(crate) fn send_with(to: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+    }
+    sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
+}
+
+pub(crate) fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(from, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    Ok((received.bytes, descriptors))
+}
+
+/// A socket that has knocked at `path`.
+pub(crate) fn knock(path: &Path) -> OwnedFd {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    socket
+}
+
+/// What the stack answers to `bytes` by its beginning.
+pub(crate) fn greet(
+    world: &mut World<Serve>,
+    socket: &OwnedFd,
+    bytes: &[u8],
+) -> Option<(Welcome, Vec<OwnedFd>)> {
+    send_with(socket.as_fd(), bytes, &[]);
+    hear(world, socket)
+}
+
+/// The stack's welcome.
+pub(crate) fn hear(world: &mut World<Serve>, socket: &OwnedFd) -> Option<(Welcome, Vec<OwnedFd>)> {
+    for _ in 0..10 {
+        world.turn();
+        let mut bytes = [0; Welcome::LEN];
+        match receive(socket.as_fd(), &mut bytes) {
+            Err(Errno::AGAIN) => {}
+            Ok((0, _)) | Err(_) => return None,
+            Ok((len, descriptors)) => {
+                return Some((Welcome::from_bytes(&bytes[..len]).unwrap(), descriptors));
+            }
+        }
+    }
+    None
+}
+
+/// A process.
+pub(crate) struct Process {
+    pub(crate) socket: OwnedFd,
+    pub(crate) welcome: Welcome,
+    control: Mapping,
+    pub(crate) event: OwnedFd,
+    pub(crate) memory: Arc<Memory>,
+}
+
+impl Process {
+    /// One of a new application.
+    pub(crate) fn attach(world: &mut World<Serve>, path: &Path) -> Self {
+        Self::join(world, path, [0; KEY])
+    }
+
+    /// One of the application that has `key`.
+    pub(crate) fn join(world: &mut World<Serve>, path: &Path, key: [u8; KEY]) -> Self {
+        let socket = knock(path);
+        let hello = Hello { version: VERSION, key };
+        let (welcome, descriptors) = greet(world, &socket, &hello.to_bytes()).unwrap();
+        Self::new(socket, welcome, descriptors)
+    }
+
+    pub(crate) fn new(socket: OwnedFd, welcome: Welcome, descriptors: Vec<OwnedFd>) -> Self {
+        assert_eq!((welcome.error, descriptors.len() as u32), (0, 3 + welcome.segments));
+        let mut descriptors = descriptors.into_iter();
+        let control = Mapping::shared(descriptors.next().unwrap().as_fd(), 0, size_of::<Control>()).unwrap();
+        let (_processes, event) = (descriptors.next().unwrap(), descriptors.next().unwrap());
+        let segments: Vec<OwnedFd> = descriptors.collect();
+        let len = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_size as usize;
+        let memory = Memory::attach(segments.iter().map(|fd| (fd.as_fd(), len(fd)))).unwrap();
+        Self { socket, welcome, control, event, memory: Arc::new(memory) }
+    }
+
+    pub(crate) fn control(&self) -> &Control {
+        // SAFETY: mapped for as long as `self` lives, and as long as the pages are, all of whose bytes are atomics.
+        unsafe { self.control.base().cast().as_ref() }
+    }
+
+    /// Tells the stack of a message or a closed descriptor.
+    pub(crate) fn look(&self) {
+        self.control().look();
+        if self.control().ring() {
+            rustix::io::write(&self.event, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    /// Asks, and returns what is answered.
+    pub(crate) fn ask(
+        &self,
+        world: &mut World<Serve>,
+        question: &Question,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> (Answer, Vec<OwnedFd>) {
+        send_with(self.socket.as_fd(), &question.to_bytes(), descriptors);
+        self.look();
+        world.turn();
+        let mut bytes = [0; Answer::LEN];
+        let (len, descriptors) = receive(self.socket.as_fd(), &mut bytes).unwrap();
+        let answer = Answer::from_bytes(&bytes[..len]).unwrap();
+        assert_eq!(answer.descriptors as usize, descriptors.len());
+        (answer, descriptors)
+    }
+
+    /// Asks for a new session.
+    pub(crate) fn open(&self, world: &mut World<Serve>, question: &Question) -> Result<End, u32> {
+        let (answer, descriptors) = self.ask(world, question, &[]);
+        match answer.error {
+            0 => Ok(self.end(answer.session, descriptors.into_iter().next().unwrap())),
+            error => Err(error),
+        }
+    }
+
+    pub(crate) fn end(&self, session: Session, fd: OwnedFd) -> End {
+        let place = Place::new(session.place).unwrap();
+        let reader = Reader::new(Arc::clone(&self.memory), place).unwrap();
+        let writer = Writer::new(Arc::clone(&self.memory), place).unwrap();
+        let end = End { session, place, fd, reader, writer, memory: Arc::clone(&self.memory) };
+        assert_eq!(
+            end.slot().identity.generation.load(std::sync::atomic::Ordering::Relaxed),
+            session.generation
+        );
+        end
+    }
+
+    /// Listens at `port` of all addresses.
+    pub(crate) fn listen(&self, world: &mut World<Serve>, port: u16, backlog: u32) -> End {
+        self.open(world, &listen(port, backlog)).unwrap()
+    }
+
+    /// The next connection of a listener.
+    pub(crate) fn accept(&self, listener: &End) -> Option<End> {
+        let mut bytes = [0; Accepted::LEN];
+        let (len, descriptors) = receive(listener.fd.as_fd(), &mut bytes).ok()?;
+        let accepted = Accepted::from_bytes(&bytes[..len])?;
+        Some(self.end(accepted.session, descriptors.into_iter().next()?))
+    }
+
+    /// Marks a session.
+    pub(crate) fn mark(&self, end: &End) {
+        self.control().mark(end.number());
+        if self.control().ring() {
+            rustix::io::write(&self.event, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    /// Writes what there is room for; otherwise closes the gate.
+    pub(crate) fn write(&self, end: &mut End, bytes: &[u8]) -> usize {
+        let written = end.writer.write(bytes);
+        if written < bytes.len() {
+            for _ in 0..self.welcome.gate {
+                send(&end.fd, &[0], SendFlags::DONTWAIT).unwrap();
+            }
+            end.slot().wake.want_room();
+        }
+        self.mark(end);
+        written
+    }
+
+    /// Reads what there is, and takes the token.
+    pub(crate) fn read(&self, end: &mut End, most: usize) -> Vec<u8> {
+        let mut bytes = vec![0; end.reader.available().min(most)];
+        end.reader.read(&mut bytes);
+        if end.reader.available() == 0 {
+            let _ = recv(&end.fd, &mut [0; 1], RecvFlags::DONTWAIT);
+            end.slot().wake.taken();
+        }
+        self.mark(end);
+        bytes
+    }
+}
+
+/// A session.
+pub(crate) struct End {
+    pub(crate) session: Session,
+    pub(crate) place: Place,
+    pub(crate) fd: OwnedFd,
+    pub(crate) reader: Reader,
+    pub(crate) writer: Writer,
+    pub(crate) memory: Arc<Memory>,
+}
+
+impl End {
+    pub(crate) fn slot(&self) -> &Slot {
+        self.memory.slot(self.place).unwrap()
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.slot().identity.number.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    pub(crate) fn bits(&self) -> PollFlags {
+        bits(&self.fd)
+    }
+
+    pub(crate) fn error(&self) -> u32 {
+        self.slot().identity.error.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+pub(crate) fn listen(port: u16, backlog: u32) -> Question {
+    let mut question = Question::new(Call::Listen, NONE, backlog);
+    question.local = Some(SocketAddr::from(([0, 0, 0, 0], port)));
+    question
+}
+
+pub(crate) fn connect_to(remote: SocketAddr) -> Question {
+    let mut question = Question::new(Call::Connect, NONE, 0);
+    question.remote = Some(remote);
+    question
+}
+
+pub(crate) fn bind(kind: u32, local: SocketAddr) -> Question {
+    let mut question = Question::new(Call::Bind, NONE, kind);
+    question.local = Some(local);
+    question
+}
