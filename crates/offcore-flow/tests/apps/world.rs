@@ -74,6 +74,8 @@ pub(crate) struct World<A> {
     /// What the client's stack has told.
     pub(crate) events: Vec<Event>,
     pub(crate) now: u64,
+    /// Nothing arrives.
+    pub(crate) cut: bool,
     on_wire: [Vec<Vec<u8>>; 2],
 }
 
@@ -85,14 +87,18 @@ impl<A: App> World<A> {
             Side::new([10, 0, 0, 2], Config { secret: [2; 16], memory: 256 << 20, ..Config::default() });
         let (stack, out) = server.path.call();
         app.start(&mut Calls { stack, out, now: 1 }).unwrap();
-        Self { server, app, client, events: Vec::new(), now: 1, on_wire: Default::default() }
+        Self { server, app, client, events: Vec::new(), now: 1, cut: false, on_wire: Default::default() }
     }
 
     /// One turn of both, as a worker has them.
     pub(crate) fn turn(&mut self) {
         self.now += TURN;
-        let Self { server, app, client, events, now, on_wire: [to_server, to_client] } = self;
+        let Self { server, app, client, events, now, cut, on_wire: [to_server, to_client] } = self;
         let now = *now;
+        if *cut {
+            to_server.clear();
+            to_client.clear();
+        }
         server.receive(now, to_server);
         server.with(|path, ctx| {
             let (stack, out) = path.call();
@@ -135,12 +141,30 @@ impl<A: App> World<A> {
     pub(crate) fn connect(&mut self, port: u16) -> Client {
         let (stack, out) = self.client.path.call();
         let conn = stack.connect(self.now, AppId::OWN, None, SocketAddr::from((SERVER, port)), out).unwrap();
+        let client = self.as_client(conn);
+        self.run_until(10, |world| world.events.contains(&Event::Connected(conn))).unwrap();
+        client
+    }
+
+    /// The client listens at a port.
+    #[allow(dead_code, reason = "some tests only have servers")]
+    pub(crate) fn listen(&mut self, port: u16) -> u32 {
+        self.client.path.stack.listen(AppId::OWN, None, port, 16, false).unwrap()
+    }
+
+    /// The next connection that has come to the client.
+    #[allow(dead_code, reason = "some tests only have servers")]
+    pub(crate) fn accept(&mut self, listener: u32) -> Option<Client> {
+        let conn = self.client.path.stack.accept(listener)?;
+        Some(self.as_client(conn))
+    }
+
+    fn as_client(&mut self, conn: ConnId) -> Client {
+        let stack = &self.client.path.stack;
         let (memory, slot) = (stack.memory(AppId::OWN), stack.slot(conn).unwrap());
         let reader = Reader::new(Arc::clone(memory), slot).unwrap();
         let writer = Writer::new(Arc::clone(memory), slot).unwrap();
-        let client = Client { conn, reader, writer };
-        self.run_until(10, |world| world.events.contains(&Event::Connected(conn))).unwrap();
-        client
+        Client { conn, reader, writer }
     }
 
     /// Whether the client was told that its connection is over.

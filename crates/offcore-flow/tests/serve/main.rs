@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
+mod processes;
 mod streams;
 #[path = "../apps/world.rs"]
 mod world;

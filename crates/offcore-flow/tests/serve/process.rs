@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use offcore_flow::host::serve::Serve;
 use offcore_mem::Mapping;
@@ -167,10 +168,7 @@ impl Process {
         let reader = Reader::new(Arc::clone(&self.memory), place).unwrap();
         let writer = Writer::new(Arc::clone(&self.memory), place).unwrap();
         let end = End { session, place, fd, reader, writer, memory: Arc::clone(&self.memory) };
-        assert_eq!(
-            end.slot().identity.generation.load(std::sync::atomic::Ordering::Relaxed),
-            session.generation
-        );
+        assert_eq!(end.slot().identity.generation.load(Ordering::Relaxed), session.generation);
         end
     }
 
@@ -193,6 +191,14 @@ impl Process {
         if self.control().ring() {
             rustix::io::write(&self.event, &1u64.to_ne_bytes()).unwrap();
         }
+    }
+
+    /// Stores how far a session has been read, whatever it is.
+    pub(crate) fn spoil_head(&self, end: &End, head: u64) {
+        // The receive half of a slot is at 64, and the application's line of it 64 further.
+        let address = std::ptr::from_ref(end.slot()).cast::<AtomicU64>();
+        // SAFETY: inside of the slot's 512 bytes, all of which are atomics, and aligned.
+        unsafe { &*address.add(128 / 8) }.store(head, Ordering::Release);
     }
 
     /// Writes what there is room for; otherwise closes the gate.
@@ -237,7 +243,7 @@ impl End {
     }
 
     pub(crate) fn number(&self) -> u32 {
-        self.slot().identity.number.load(std::sync::atomic::Ordering::Relaxed)
+        self.slot().identity.number.load(Ordering::Relaxed)
     }
 
     pub(crate) fn bits(&self) -> PollFlags {
@@ -245,7 +251,7 @@ impl End {
     }
 
     pub(crate) fn error(&self) -> u32 {
-        self.slot().identity.error.load(std::sync::atomic::Ordering::Relaxed)
+        self.slot().identity.error.load(Ordering::Relaxed)
     }
 }
 

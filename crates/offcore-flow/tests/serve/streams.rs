@@ -1,33 +1,349 @@
 //! Streams: what `poll` shows in each state, and that bytes arrive.
 
-use rustix::event::PollFlags as Bits;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 
-use crate::process::Process;
-use crate::world;
+use offcore_flow::host::serve::Serve;
+use offcore_session::slot::{flags, state, wish};
+use offcore_tcp::proto::Event;
+use rustix::event::PollFlags as Bits;
+use rustix::io::dup;
+
+use crate::process::{End, Process, connect_to};
+use crate::world::{Client, World};
 
 const IN: Bits = Bits::IN;
 const OUT: Bits = Bits::OUT;
+const RDHUP: Bits = Bits::RDHUP;
+
+/// The peer, at a port.
+fn peer(port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, 2], port))
+}
+
+fn reset() -> Bits {
+    IN | OUT | Bits::ERR | Bits::HUP | RDHUP
+}
+
+/// A process, and a connection that it has accepted at port 80.
+fn accepted() -> (World<Serve>, Process, End, End, Client) {
+    let (mut world, path) = crate::world();
+    let process = Process::attach(&mut world, &path);
+    let listener = process.listen(&mut world, 80, 16);
+    let (end, client) = another(&mut world, &process, &listener);
+    (world, process, listener, end, client)
+}
+
+fn another(world: &mut World<Serve>, process: &Process, listener: &End) -> (End, Client) {
+    let client = world.connect(80);
+    world.run(0.1);
+    (process.accept(listener).unwrap(), client)
+}
+
+fn abort(world: &mut World<Serve>, client: &Client) {
+    let now = world.now;
+    let (stack, out) = world.client.path.call();
+    stack.abort(now, client.conn, out);
+    world.run(0.1);
+}
+
+fn sessions(world: &World<Serve>) -> u64 {
+    world.app.counts().sessions
+}
 
 #[test]
 fn connections_are_accepted_and_echoed() {
     let (mut world, path) = crate::world();
     let process = Process::attach(&mut world, &path);
     let listener = process.listen(&mut world, 80, 16);
-    assert_eq!(listener.bits(), Bits::empty());
-    let mut peer = world.connect(80);
+    assert_eq!((listener.bits(), listener.slot().state()), (Bits::empty(), state::LISTENING));
+    let mut client = world.connect(80);
     world.run(0.1);
     assert_eq!(listener.bits(), IN);
     let mut end = process.accept(&listener).unwrap();
     assert_eq!((listener.bits(), end.bits()), (Bits::empty(), OUT));
-    world.write(&mut peer, b"hello");
+    let identity = &end.slot().identity;
+    assert_eq!((end.slot().state(), identity.family.load(Ordering::Relaxed)), (state::OPEN, 4));
+    assert_eq!(identity.ports.load(Ordering::Relaxed) & 0xffff, 80);
+    assert_eq!(identity.local[0].load(Ordering::Relaxed).to_ne_bytes(), [10, 0, 0, 1]);
+    assert_eq!(identity.remote[0].load(Ordering::Relaxed).to_ne_bytes(), [10, 0, 0, 2]);
+    world.write(&mut client, b"hello");
     world.run(0.1);
     assert_eq!(end.bits(), IN | OUT);
     assert_eq!(process.read(&mut end, 100), b"hello");
     assert_eq!(end.bits(), OUT);
     assert_eq!(process.write(&mut end, b"good day"), 8);
     world.run(0.1);
-    assert_eq!(world.read(&mut peer, 100), b"good day");
+    assert_eq!(world.read(&mut client, 100), b"good day");
     drop(end);
     world.run(0.1);
-    assert!(world.has_ended(&peer));
+    assert!(world.has_ended(&client));
+    assert_eq!(sessions(&world), 1, "the listener");
+    drop(listener);
+    world.run(0.1);
+    assert_eq!(sessions(&world), 0);
+}
+
+#[test]
+fn data_that_came_before_it_was_accepted_is_announced() {
+    let (mut world, path) = crate::world();
+    let process = Process::attach(&mut world, &path);
+    let listener = process.listen(&mut world, 80, 16);
+    let mut client = world.connect(80);
+    world.write(&mut client, b"early");
+    let now = world.now;
+    let (stack, out) = world.client.path.call();
+    stack.shutdown(now, client.conn, out).unwrap();
+    world.run(0.1);
+    let mut end = process.accept(&listener).unwrap();
+    assert_eq!(end.bits(), IN | OUT | RDHUP);
+    assert_eq!(process.read(&mut end, 100), b"early");
+}
+
+#[test]
+fn a_token_is_not_put_twice() {
+    let (mut world, process, _listener, mut end, mut client) = accepted();
+    let before = world.app.counts().tokens;
+    for _ in 0..5 {
+        world.write(&mut client, b"x");
+        world.run(0.1);
+    }
+    assert_eq!(world.app.counts().tokens, before + 1);
+    // What is not read yet is announced no more; when it is, the next byte is.
+    assert_eq!(process.read(&mut end, 3), b"xxx");
+    world.run(0.1);
+    assert_eq!((end.bits(), world.app.counts().tokens), (IN | OUT, before + 1));
+    assert_eq!(process.read(&mut end, 3), b"xx");
+    world.write(&mut client, b"y");
+    world.run(0.1);
+    assert_eq!((end.bits(), world.app.counts().tokens), (IN | OUT, before + 2));
+}
+
+#[test]
+fn connections_that_are_asked_for_open_or_are_refused() {
+    let (mut world, path) = crate::world();
+    let process = Process::attach(&mut world, &path);
+    let listener = world.listen(7);
+    let mut end = process.open(&mut world, &connect_to(peer(7))).unwrap();
+    assert_eq!((end.bits(), end.slot().state()), (Bits::empty(), state::CONNECTING));
+    // What it wants meanwhile is done when it is open.
+    end.slot().wishes.options.store(wish::END, Ordering::Release);
+    process.mark(&end);
+    world.run(2.0);
+    assert_eq!((end.bits(), end.slot().state(), end.slot().flags()), (OUT, state::OPEN, 0));
+    let client = world.accept(listener).unwrap();
+    assert!(world.events.contains(&Event::EndOfStream(client.conn)));
+    assert_eq!(process.read(&mut end, 1), b"");
+
+    let end = process.open(&mut world, &connect_to(peer(8))).unwrap();
+    world.run(2.0);
+    assert_eq!((end.bits(), end.error(), end.slot().flags()), (reset(), 111, flags::OVER));
+    drop(end);
+    let unreachable = process.open(&mut world, &connect_to(SocketAddr::from(([11, 0, 0, 1], 7))));
+    assert_eq!(unreachable.err(), Some(101));
+    assert_eq!(sessions(&world), 1);
+}
+
+#[test]
+fn the_gate_closes_and_opens() {
+    let (mut world, process, _listener, mut end, mut client) = accepted();
+    let bytes: Vec<u8> = (0..4 << 20).map(|at: u32| (at / 256) as u8).collect();
+    let (mut written, mut read, mut closed) = (0, Vec::new(), 0);
+    while read.len() < bytes.len() {
+        if end.bits().contains(OUT) && written < bytes.len() {
+            written += process.write(&mut end, &bytes[written..]);
+            if written < bytes.len() {
+                assert!(!end.bits().contains(OUT), "the gate is closed");
+                closed += 1;
+            }
+        }
+        world.turn();
+        if closed > 1 || written == bytes.len() {
+            read.extend(world.read(&mut client, usize::MAX));
+        }
+        assert!(world.now < 600_000_000, "{written} written, {} read, closed {closed} times", read.len());
+    }
+    assert!(read == bytes && closed > 1);
+    world.run(0.1);
+    assert_eq!(end.bits(), OUT);
+    assert!(world.app.counts().gates >= closed);
+}
+
+#[test]
+fn a_reset_shows_and_memory_stays_until_the_last_close() {
+    let (mut world, process, _listener, mut end, mut client) = accepted();
+    let other = dup(&end.fd).unwrap();
+    world.write(&mut client, b"last words");
+    world.run(0.1);
+    abort(&mut world, &client);
+    assert_eq!(end.bits(), reset());
+    assert_eq!((end.error(), end.slot().flags()), (104, flags::OVER));
+    let read = rustix::io::read(&end.fd, &mut [0; 1]);
+    assert!(matches!(read, Ok(1)), "the token: {read:?}");
+    assert_eq!(sessions(&world), 2);
+    assert_eq!(end.reader.available(), 10);
+    let mut bytes = [0; 10];
+    end.reader.read(&mut bytes);
+    assert_eq!(&bytes, b"last words");
+    process.mark(&end);
+    drop(end);
+    world.run(0.1);
+    assert_eq!(
+        (sessions(&world), world.server.path.stack.connections()),
+        (2, 1),
+        "there is another descriptor"
+    );
+    drop(other);
+    world.run(0.1);
+    assert_eq!((sessions(&world), world.server.path.stack.connections()), (1, 0));
+}
+
+#[test]
+fn streams_end_one_by_one() {
+    let (mut world, process, _listener, mut end, mut client) = accepted();
+    let now = world.now;
+    let (stack, out) = world.client.path.call();
+    stack.shutdown(now, client.conn, out).unwrap();
+    world.run(0.1);
+    assert_eq!((end.bits(), end.slot().flags()), (IN | OUT | RDHUP, flags::ENDED));
+    assert_eq!(process.write(&mut end, b"still"), 5);
+    world.run(0.1);
+    assert_eq!(world.read(&mut client, 100), b"still");
+    assert!(!world.has_ended(&client));
+    end.slot().wishes.options.store(wish::END, Ordering::Release);
+    process.mark(&end);
+    world.run(0.1);
+    assert!(world.has_ended(&client));
+    assert_eq!((end.bits(), end.error()), (IN | OUT | RDHUP, 0));
+    assert_eq!(end.slot().flags(), flags::ENDED | flags::OVER);
+    drop(end);
+    world.run(0.1);
+    assert_eq!(sessions(&world), 1);
+
+    // Our stream first.
+    let listener = process.listen(&mut world, 81, 1);
+    let mut client = world.connect(81);
+    world.run(0.1);
+    let mut end = process.accept(&listener).unwrap();
+    end.slot().wishes.options.store(wish::END, Ordering::Release);
+    process.write(&mut end, b"bye");
+    world.run(0.1);
+    assert_eq!(world.read(&mut client, 100), b"bye");
+    assert!(world.has_ended(&client));
+    assert_eq!(end.bits(), OUT);
+    world.write(&mut client, b"answer");
+    world.run(0.1);
+    assert_eq!(process.read(&mut end, 100), b"answer");
+    let now = world.now;
+    let (stack, out) = world.client.path.call();
+    stack.close(now, client.conn, out);
+    world.run(0.1);
+    assert_eq!(end.bits(), IN | OUT | RDHUP);
+}
+
+#[test]
+fn what_was_written_just_before_the_close_is_sent() {
+    let (mut world, _process, _listener, mut end, mut client) = accepted();
+    // Not marked: whoever was to do that has been killed.
+    assert_eq!(end.writer.write(b"last"), 4);
+    drop(end);
+    world.run(0.1);
+    assert_eq!(world.read(&mut client, 100), b"last");
+    assert!(world.has_ended(&client) && !world.is_closed(&client));
+}
+
+#[test]
+fn unread_data_and_a_linger_of_nothing_reset_the_peer() {
+    for linger in [false, true] {
+        let (mut world, _process, _listener, end, mut client) = accepted();
+        if linger {
+            end.slot().wishes.options.store(wish::RESET, Ordering::Release);
+        } else {
+            world.write(&mut client, b"unread");
+            world.run(0.1);
+        }
+        drop(end);
+        world.run(0.1);
+        assert!(world.is_closed(&client) && !world.has_ended(&client), "linger: {linger}");
+        assert_eq!((sessions(&world), world.server.path.stack.connections()), (1, 0));
+    }
+}
+
+#[test]
+fn nonsense_resets_its_session_and_no_other() {
+    let (mut world, process, listener, end, client) = accepted();
+    let (mut other, mut other_client) = another(&mut world, &process, &listener);
+    // More than has come.
+    process.spoil_head(&end, 12_345);
+    process.mark(&end);
+    world.run(0.1);
+    assert_eq!((end.bits(), end.error()), (reset(), 104));
+    assert!(world.is_closed(&client));
+    assert_eq!(world.app.counts().misused, 1);
+    world.write(&mut other_client, b"fine");
+    world.run(0.1);
+    assert_eq!(process.read(&mut other, 100), b"fine");
+    assert_eq!(process.write(&mut other, b"too"), 3);
+    world.run(0.1);
+    assert_eq!(world.read(&mut other_client, 100), b"too");
+    drop(end);
+    world.run(0.1);
+    assert_eq!(sessions(&world), 2);
+}
+
+#[test]
+fn a_full_queue_holds_connections_back() {
+    let (mut world, path) = crate::world();
+    let process = Process::attach(&mut world, &path);
+    let listener = process.listen(&mut world, 80, 16);
+    let clients: Vec<_> = (0..34).map(|_| world.connect(80)).collect();
+    world.run(0.2);
+    let before = sessions(&world);
+    assert!((17..34).contains(&before), "{before} sessions for 34 connections");
+    world.run(0.2);
+    assert_eq!(sessions(&world), before, "nothing is made for what cannot be passed on");
+    let mut ends = Vec::new();
+    while ends.len() < clients.len() {
+        while let Some(end) = process.accept(&listener) {
+            ends.push(end);
+        }
+        world.turn();
+        assert!(world.now < 60_000_000, "{} of {}", ends.len(), clients.len());
+    }
+    assert_eq!(sessions(&world), 1 + clients.len() as u64);
+    assert_eq!(world.app.counts().refused, 0);
+}
+
+#[test]
+fn who_is_not_accepted_is_reset_when_the_listener_goes() {
+    let (mut world, path) = crate::world();
+    let process = Process::attach(&mut world, &path);
+    let listener = process.listen(&mut world, 80, 16);
+    let clients: Vec<_> = (0..34).map(|_| world.connect(80)).collect();
+    world.run(0.2);
+    drop(listener);
+    world.run(0.5);
+    let ended = |client| world.is_closed(client) || world.has_ended(client);
+    assert!(clients.iter().all(ended));
+    assert_eq!(sessions(&world), 0);
+}
+
+#[test]
+fn what_a_listener_wants_its_connections_want() {
+    let (mut world, path) = crate::world();
+    let process = Process::attach(&mut world, &path);
+    let listener = process.listen(&mut world, 80, 4);
+    let wishes = &listener.slot().wishes;
+    wishes.options.store(wish::NO_DELAY | wish::KEEP_ALIVE, Ordering::Relaxed);
+    for (word, value) in [(&wishes.keep_idle, 1), (&wishes.keep_interval, 1), (&wishes.keep_count, 2)] {
+        word.store(value, Ordering::Relaxed);
+    }
+    world.connect(80);
+    world.run(0.1);
+    let end = process.accept(&listener).unwrap();
+    assert_eq!(end.slot().wishes.options.load(Ordering::Relaxed), wish::NO_DELAY | wish::KEEP_ALIVE);
+    // The peer vanishes without a word: nobody but the probes could find out.
+    world.cut = true;
+    world.run(10.0);
+    assert_eq!((end.bits(), end.error() != 0), (reset(), true));
 }

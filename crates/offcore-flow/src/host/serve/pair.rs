@@ -4,9 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio, ioctl_fionread};
-use rustix::net::sockopt::{
-    set_socket_send_buffer_size, set_socket_send_buffer_size_force, socket_send_buffer_size,
-};
+use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
 use super::ServeError;
@@ -115,9 +113,7 @@ pub(super) fn open_gate(ours: BorrowedFd<'_>) {
 pub(super) fn set_backlog(ours: BorrowedFd<'_>, messages: usize) {
     // The kernel doubles what it is asked for.
     let size = messages * MESSAGE / 2;
-    if socket_send_buffer_size(ours).is_ok_and(|now| now < 2 * size)
-        && set_socket_send_buffer_size_force(ours, size).is_err()
-    {
+    if set_socket_send_buffer_size_force(ours, size).is_err() {
         // Cut to what is allowed: connections beyond wait in the stack.
         let _ = set_socket_send_buffer_size(ours, size);
     }

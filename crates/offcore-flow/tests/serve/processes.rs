@@ -1,0 +1,276 @@
+//! Processes attach, join, fork, misbehave and die.
+
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use offcore_flow::host::App;
+use offcore_flow::host::serve::ServeError;
+use offcore_port::Wake;
+use offcore_session::control::Owner;
+use offcore_session::message::{Call, Hello, KEY, NONE, Question, VERSION, Welcome};
+use rustix::event::{PollFlags as Bits, Timespec};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use crate::process::{Process, bits, greet, hear, knock, listen, receive, send_with};
+use crate::world::World;
+use crate::{path, serve, world};
+
+/// Where the stack of a child of a test is, and the application that it joins.
+const CHILD: &str = "OFFCORE_TEST_SERVE";
+const KEY_OF_CHILD: &str = "OFFCORE_TEST_KEY";
+
+#[test]
+fn a_second_stack_is_refused_and_a_dead_one_replaced() {
+    let path = path();
+    let first = serve(&path).unwrap();
+    let found = std::fs::symlink_metadata(&path).unwrap();
+    assert!(found.file_type().is_socket());
+    assert_eq!(found.permissions().mode() & 0o777, 0o600);
+    let error = serve(&path).unwrap_err();
+    assert!(matches!(error, ServeError::Taken { .. }));
+    let text = error.to_string();
+    assert!(text.contains(path.to_str().unwrap()) && text.contains("another path"), "{text}");
+    drop(first);
+    assert!(!path.exists(), "it is removed");
+    // One that was killed leaves its socket behind.
+    drop(UnixListener::bind(&path).unwrap());
+    drop(serve(&path).unwrap());
+    std::fs::write(&path, "precious").unwrap();
+    assert!(matches!(serve(&path), Err(ServeError::NoSocket { .. })));
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    std::fs::remove_file(&path).unwrap();
+    assert!(matches!(serve(Path::new("/nonexistent/socket")), Err(ServeError::Path { .. })));
+}
+
+#[test]
+fn who_may_not_join_hears_why() {
+    let (mut world, path) = world();
+    let mut refused = |bytes: &[u8]| {
+        let socket = knock(&path);
+        let (welcome, descriptors) = greet(&mut world, &socket, bytes).unwrap();
+        assert!(descriptors.is_empty());
+        (welcome.version, welcome.error)
+    };
+    let other = Hello { version: VERSION + 1, key: [0; KEY] }.to_bytes();
+    assert_eq!(refused(&other), (VERSION, Errno::PROTO.raw_os_error() as u32));
+    let longer = [&other[..], &[0; 100]].concat();
+    assert_eq!(refused(&longer), (VERSION, Errno::PROTO.raw_os_error() as u32));
+    let unknown = Hello { version: VERSION, key: [9; KEY] }.to_bytes();
+    assert_eq!(refused(&unknown), (VERSION, Errno::ACCESS.raw_os_error() as u32));
+    assert!(greet(&mut world, &knock(&path), b"GET / HTTP/1.1").is_none());
+    let counts = world.app.counts();
+    assert_eq!((counts.applications, counts.refused, counts.misused), (0, 3, 1));
+}
+
+#[test]
+fn nonsense_closes_its_socket_and_no_other() {
+    let (mut world, path) = world();
+    for bytes in [&b"nonsense"[..], &[0xff; Question::LEN], &[0; Question::LEN + 1]] {
+        let process = Process::attach(&mut world, &path);
+        send_with(process.socket.as_fd(), bytes, &[]);
+        process.look();
+        world.turn();
+        assert!(matches!(receive(process.socket.as_fd(), &mut [0; 8]), Ok((0, _)) | Err(Errno::CONNRESET)));
+    }
+    assert_eq!(world.app.counts().misused, 3);
+    let process = Process::attach(&mut world, &path);
+    for question in [
+        Question::new(Call::Connect, 5, 0),
+        Question::new(Call::Listen, 70_000, 0),
+        Question::new(Call::Info, NONE, 0),
+        Question::new(Call::Adopt, NONE, 0),
+        Question::new(Call::Bind, NONE, 9),
+    ] {
+        assert_ne!(process.ask(&mut world, &question, &[]).0.error, 0, "{question:?}");
+    }
+    assert_eq!(process.ask(&mut world, &Question::new(Call::Segments, 9, 0), &[]).0.error, 0);
+    let (answer, segments) = process.ask(&mut world, &Question::new(Call::Segments, 0, 0), &[]);
+    assert_eq!((answer.error, segments.len() as u32), (0, process.welcome.segments));
+}
+
+#[test]
+fn a_child_has_a_socket_of_its_own() {
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let question = Question::new(Call::Fork, NONE, 0).to_bytes();
+    send_with(process.socket.as_fd(), &question, &[theirs.as_fd()]);
+    drop(theirs);
+    process.look();
+    let (welcome, descriptors) = hear(&mut world, &ours).unwrap();
+    assert_eq!(welcome.key, process.welcome.key);
+    assert_ne!(welcome.owner, process.welcome.owner);
+    let child = Process::new(ours, welcome, descriptors);
+    assert_eq!(child.welcome.pid, std::process::id());
+    let listener = child.listen(&mut world, 80, 1);
+    // It is this process again: who that was before is gone, and with it the locks.
+    let counts = world.app.counts();
+    assert_eq!((counts.applications, counts.processes, counts.sessions), (1, 1, 1));
+    assert!(Owner::from_word(welcome.owner).is_some());
+
+    // The end tells which session it is of.
+    let adopt = Question::new(Call::Adopt, NONE, 0);
+    let (answer, _) = child.ask(&mut world, &adopt, &[listener.fd.as_fd()]);
+    assert_eq!((answer.error, answer.session), (0, listener.session));
+    let other = Process::attach(&mut world, &path);
+    let (answer, _) = other.ask(&mut world, &adopt, &[listener.fd.as_fd()]);
+    assert_eq!(answer.error, Errno::BADF.raw_os_error() as u32, "of another application");
+}
+
+#[test]
+fn a_sleeping_worker_wakes() {
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    let listener = process.listen(&mut world, 80, 1);
+    let mut client = world.connect(80);
+    world.run(0.1);
+    let mut end = process.accept(&listener).unwrap();
+    process.read(&mut end, 1);
+    world.run(0.1);
+    let is_woken = |world: &mut World<_>| {
+        let Some(wakes) = App::wakes(&mut world.app) else { return false };
+        let woken = match wakes.arm() {
+            Wake::Now => true,
+            Wake::Event(fd) => bits(fd).contains(Bits::IN),
+            other => panic!("{other:?}"),
+        };
+        if woken {
+            wakes.disarm();
+        }
+        woken
+    };
+    assert!(!is_woken(&mut world), "nothing has happened");
+    // It is armed: who marks rings.
+    assert_eq!(process.write(&mut end, b"x"), 1);
+    assert!(is_woken(&mut world));
+    world.run(0.1);
+    assert_eq!(world.read(&mut client, 10), b"x");
+    assert_eq!(world.app.counts().woken, 1);
+    // Marked just before.
+    process.mark(&end);
+    assert!(is_woken(&mut world));
+    world.run(0.1);
+    // What the kernel tells of: a message, a close, a new process.
+    assert!(!is_woken(&mut world));
+    send_with(process.socket.as_fd(), &listen(81, 1).to_bytes(), &[]);
+    assert!(is_woken(&mut world));
+    world.run(0.1);
+    assert!(!is_woken(&mut world));
+    drop(end);
+    assert!(is_woken(&mut world));
+    world.run(0.1);
+    assert!(!is_woken(&mut world));
+    let _socket = knock(&path);
+    assert!(is_woken(&mut world));
+}
+
+/// A process of a test's: it attaches, listens at port 80, and waits to be killed.
+fn child(path: &Path, key: [u8; KEY]) -> Child {
+    let key: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "processes::another_process", "--nocapture"])
+        .env(CHILD, path)
+        .env(KEY_OF_CHILD, key)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// What a child does. Without a stack to attach to it is no child.
+#[test]
+fn another_process() {
+    let Ok(path) = std::env::var(CHILD) else { return };
+    let digits = std::env::var(KEY_OF_CHILD).unwrap();
+    let key = std::array::from_fn(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap());
+    let socket = knock(Path::new(&path));
+    send_with(socket.as_fd(), &Hello { version: VERSION, key }.to_bytes(), &[]);
+    let wait = || {
+        let mut events = [rustix::event::PollFd::new(&socket, Bits::IN)];
+        rustix::event::poll(&mut events, Some(&Timespec { tv_sec: 60, tv_nsec: 0 })).unwrap();
+    };
+    wait();
+    let mut bytes = [0; Welcome::LEN];
+    let (len, descriptors) = receive(socket.as_fd(), &mut bytes).unwrap();
+    let process =
+        Process::new(socket.try_clone().unwrap(), Welcome::from_bytes(&bytes[..len]).unwrap(), descriptors);
+    send_with(process.socket.as_fd(), &listen(80, 8).to_bytes(), &[]);
+    process.look();
+    wait();
+    let _listener = receive(socket.as_fd(), &mut [0; 256]).unwrap();
+    // Until it is killed, or the test is.
+    let _ = std::io::stdin().read(&mut [0; 1]);
+}
+
+fn run_until(
+    world: &mut World<offcore_flow::host::serve::Serve>,
+    mut done: impl FnMut(&World<offcore_flow::host::serve::Serve>) -> bool,
+) {
+    for _ in 0..10_000 {
+        if done(world) {
+            return;
+        }
+        world.turn();
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    panic!("{:?}", world.app.counts());
+}
+
+#[test]
+fn what_a_killed_process_had_is_closed() {
+    let (mut world, path) = world();
+    let mut child = child(&path, [0; KEY]);
+    run_until(&mut world, |world| world.app.counts().sessions == 1);
+    let clients: Vec<_> = (0..3).map(|_| world.connect(80)).collect();
+    run_until(&mut world, |world| world.app.counts().sessions == 4);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    run_until(&mut world, |world| world.app.counts().applications == 0);
+    world.run(0.5);
+    let counts = world.app.counts();
+    assert_eq!((counts.processes, counts.sessions), (0, 0));
+    assert!(clients.iter().all(|client| world.has_ended(client) || world.is_closed(client)));
+    // Nobody listens any more, and another may.
+    let process = Process::attach(&mut world, &path);
+    process.listen(&mut world, 80, 1);
+}
+
+#[test]
+fn who_waits_for_a_killed_process_goes_on() {
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    let listener = process.listen(&mut world, 79, 4);
+    let mut client = world.connect(79);
+    world.run(0.1);
+    let mut end = process.accept(&listener).unwrap();
+    let mut child = child(&path, process.welcome.key);
+    run_until(&mut world, |world| world.app.counts().sessions == 3);
+    assert_eq!(world.app.counts().processes, 2);
+
+    // One of its threads has stored what it has written, taken the token and closed the gate; it is killed before it has said
+    // any of that.
+    world.write(&mut client, b"to be read");
+    world.run(0.1);
+    assert_eq!(end.bits(), Bits::IN | Bits::OUT);
+    rustix::net::recv(&end.fd, &mut [0; 1], rustix::net::RecvFlags::DONTWAIT).unwrap();
+    for _ in 0..process.welcome.gate {
+        rustix::io::write(&end.fd, &[0]).unwrap();
+    }
+    assert_eq!(end.writer.write(b"written"), 7);
+    world.run(0.1);
+    assert_eq!(end.bits(), Bits::empty());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    run_until(&mut world, |world| world.app.counts().processes == 1);
+    world.run(0.1);
+    assert_eq!(end.bits(), Bits::IN | Bits::OUT);
+    assert_eq!(world.read(&mut client, 100), b"written");
+    assert_eq!(process.read(&mut end, 100), b"to be read");
+    assert_eq!(world.app.counts().sessions, 2, "its listener is gone");
+}
