@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use offcore_flow::host::App;
-use offcore_flow::host::serve::ServeError;
+use offcore_flow::host::serve::{Serve, ServeError};
 use offcore_port::Wake;
 use offcore_session::control::Owner;
 use offcore_session::message::{Call, Hello, KEY, NONE, Question, VERSION, Welcome};
@@ -208,10 +208,7 @@ fn another_process() {
     let _ = std::io::stdin().read(&mut [0; 1]);
 }
 
-fn run_until(
-    world: &mut World<offcore_flow::host::serve::Serve>,
-    mut done: impl FnMut(&World<offcore_flow::host::serve::Serve>) -> bool,
-) {
+fn run_until(world: &mut World<Serve>, mut done: impl FnMut(&World<Serve>) -> bool) {
     for _ in 0..10_000 {
         if done(world) {
             return;

@@ -108,10 +108,11 @@ impl Application {
 
     /// The number and generation of the process that the system calls `pid`.
     pub(super) fn find_process(&self, pid: i32) -> Option<(u32, u32)> {
-        let found = self.processes.iter().zip(0..).find_map(|(process, number)| {
-            process.as_ref().filter(|process| process.pid == pid).map(|process| (number, process.generation))
-        });
-        found
+        let mut processes = self.processes.iter().zip(0..);
+        processes.find_map(|(process, number)| {
+            let process = process.as_ref().filter(|process| process.pid == pid)?;
+            Some((number, process.generation))
+        })
     }
 
     /// A process is gone.

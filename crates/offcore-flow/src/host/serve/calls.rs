@@ -62,11 +62,16 @@ impl Serve {
             if question.call == Call::Fork {
                 match descriptor {
                     Some(socket) => self.fork(app, socket, calls),
+                    // Who waits at the other end sees that it is closed.
+                    None if received.lost => {}
                     None => return self.close_channel(key, true, calls),
                 }
                 continue;
             }
-            let reply = self.answer(app, &question, descriptor, calls);
+            let reply = match received.lost {
+                true => Err(Errno::MFILE),
+                false => self.answer(app, &question, descriptor, calls),
+            };
             if !self.reply(key, &question, reply) {
                 return self.close_channel(key, false, calls);
             }

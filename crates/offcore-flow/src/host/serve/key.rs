@@ -121,3 +121,19 @@ impl Watch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_read_as_they_were_written() {
+        for (at, source) in SOURCES.into_iter().enumerate() {
+            assert_eq!(source as usize, at);
+            for (app, number, generation) in [(0, 0, 0), (63, 65_535, u32::MAX), (1, 2, 3)] {
+                let key = Key::new(source, app, number, generation);
+                assert_eq!(Key::from_word(key.word()), key);
+            }
+        }
+    }
+}

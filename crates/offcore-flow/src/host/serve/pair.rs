@@ -70,6 +70,8 @@ impl Pairs {
     pub(super) fn pair(&self, closed: bool) -> Result<Pair, Errno> {
         let (app, ours) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         set_socket_send_buffer_size(&app, self.buffer)?;
+        // An application that never takes its tokens does not cost more memory than others.
+        set_socket_send_buffer_size(&ours, self.buffer)?;
         ioctl_fionbio(&ours, true)?;
         for _ in 0..if closed { self.gate + 1 } else { 1 } {
             put(app.as_fd())?;
@@ -116,5 +118,34 @@ pub(super) fn set_backlog(ours: BorrowedFd<'_>, messages: usize) {
     if set_socket_send_buffer_size_force(ours, size).is_err() {
         // Cut to what is allowed: connections beyond wait in the stack.
         let _ = set_socket_send_buffer_size(ours, size);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_kernel_keeps_the_contract() {
+        let pairs = Pairs::calibrate().unwrap();
+        assert!((1..=GATE).contains(&pairs.gate));
+        let shows = |pair: &Pair| shows_out(pair.app.as_fd()).unwrap();
+        let pair = pairs.pair(false).unwrap();
+        assert!(shows(&pair));
+        for round in 0..3 {
+            // A blocking call may have put in more.
+            for _ in 0..pairs.gate + round {
+                put(pair.app.as_fd()).unwrap();
+            }
+            assert!(!shows(&pair));
+            open_gate(pair.ours.as_fd());
+            assert!(shows(&pair));
+        }
+        let pair = pairs.pair(true).unwrap();
+        assert!(!shows(&pair));
+        open_gate(pair.ours.as_fd());
+        assert!(shows(&pair));
+        open_gate(pair.ours.as_fd());
+        assert_eq!(ioctl_fionread(&pair.ours), Ok(1), "the byte over which it closes stays");
     }
 }

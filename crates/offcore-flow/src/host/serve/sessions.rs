@@ -55,6 +55,9 @@ impl Serve {
         identity.generation.store(generation, Ordering::Relaxed);
         identity.kind.store(if datagrams { DATAGRAM } else { STREAM }, Ordering::Relaxed);
         write_addresses(slot, local, remote);
+        // Who had the slot before may have been told of his end after that.
+        identity.error.store(0, Ordering::Relaxed);
+        slot.set_flags(0);
         slot.set_state(state);
         match &what {
             What::Stream(conn) | What::Datagrams(conn) => drop(self.by_conn.insert(*conn, (app, number))),
@@ -147,13 +150,18 @@ impl Serve {
         }
     }
 
-    /// A connection is over. Its memory stays until the application lets go of it.
+    /// A connection is over, or what is written to a datagram socket means nothing. A connection's memory stays until the application lets go of it.
     pub(super) fn over(&mut self, conn: ConnId, cause: Cause) {
         let Self { apps, by_conn, counts, watch, .. } = self;
         let Some(&(app, number)) = by_conn.get(&conn) else { return };
         let application = apps.get_mut(app).and_then(Option::as_deref_mut);
         let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
         let ending = session.over(slot, cause, counts);
+        if matches!(session.what, What::Datagrams(_)) {
+            // The stack has let go of the socket, and of the slot with it.
+            by_conn.remove(&conn);
+            session.what = What::Gone;
+        }
         let key = Key::new(Source::Pipe, app, number, session.generation);
         if let (Ending::Reset, Some(pipe)) = (ending, session.pipe()) {
             let _ = watch.add(pipe, key, EventFlags::empty());
@@ -226,7 +234,7 @@ impl Serve {
             let application = apps.get_mut(app).and_then(Option::as_deref_mut);
             let Some((session, slot)) = application.and_then(|app| app.both(number)) else { continue };
             session.announce_again(slot, calls, counts);
-            if slot.state() == state::OPEN {
+            if session.conn().is_some() && slot.state() == state::OPEN {
                 session.open(slot, counts);
             }
         }

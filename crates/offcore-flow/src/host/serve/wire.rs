@@ -21,6 +21,8 @@ pub(super) struct Received {
     /// Bytes of it.
     pub(super) len: usize,
     pub(super) descriptors: ArrayVec<OwnedFd, TAKEN>,
+    /// There were others: too many, or more than this process may have.
+    pub(super) lost: bool,
 }
 
 /// Sends a message and descriptors, [`MOST_DESCRIPTORS`] at most.
@@ -40,8 +42,7 @@ pub(super) fn send(to: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'
     }
 }
 
-/// Receives a message; one that is longer than `bytes`, or has too many descriptors, is `EMSGSIZE`. One without bytes is
-/// the end.
+/// Receives a message; one that is longer than `bytes` is `EMSGSIZE`. One without bytes is the end.
 pub(super) fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<Received, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(TAKEN))];
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -57,9 +58,10 @@ pub(super) fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<Received
                 rights.for_each(|fd| drop(descriptors.try_push(fd)));
             }
         }
-        if result.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        if result.flags.contains(ReturnFlags::TRUNC) {
             return Err(Errno::MSGSIZE);
         }
-        return Ok(Received { len: result.bytes, descriptors });
+        let lost = result.flags.contains(ReturnFlags::CTRUNC);
+        return Ok(Received { len: result.bytes, descriptors, lost });
     }
 }

@@ -1,0 +1,216 @@
+//! Addresses, datagrams, and listeners of the kernel's.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::atomic::Ordering;
+
+use offcore_session::Datagrams;
+use offcore_session::datagram::Header;
+use offcore_session::message::{Accepted, Call, Hello, KEY, Question, Session, VERSION};
+use offcore_session::slot::state;
+use rustix::event::PollFlags as Bits;
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::process::{End, Process, bind, connect_to, greet, knock, listen, receive};
+use crate::world;
+
+const STREAM: u32 = 1;
+const DATAGRAM: u32 = 2;
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn errno(error: Errno) -> Option<u32> {
+    Some(error.raw_os_error() as u32)
+}
+
+fn port(end: &End) -> u16 {
+    end.slot().identity.ports.load(Ordering::Relaxed) as u16
+}
+
+#[test]
+fn streams_are_bound_before_they_listen_or_connect() {
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    let refused = |world: &mut _, question: &Question| process.open(world, question).err();
+    assert_eq!(refused(&mut world, &bind(STREAM, address("10.9.9.9:80"))), errno(Errno::ADDRNOTAVAIL));
+    let end = process.open(&mut world, &bind(STREAM, address("10.0.0.1:80"))).unwrap();
+    assert_eq!((end.slot().state(), end.bits(), port(&end)), (state::BOUND, Bits::empty(), 80));
+    let (answer, _) = process.ask(&mut world, &Question::new(Call::Listen, end.number(), 8), &[]);
+    assert_eq!((answer.error, answer.session), (0, end.session));
+    assert_eq!(end.slot().state(), state::LISTENING);
+    let (answer, _) = process.ask(&mut world, &Question::new(Call::Info, end.number(), 0), &[]);
+    assert_eq!(answer.info[0], 10, "LISTEN");
+    world.connect(80);
+    world.run(0.1);
+    let connection = process.accept(&end).unwrap();
+    let (answer, _) = process.ask(&mut world, &Question::new(Call::Info, connection.number(), 0), &[]);
+    assert_eq!(answer.info[0], 1, "ESTABLISHED");
+    assert!(answer.info[2] > 1000, "{:?}", answer.info);
+    for taken in ["10.0.0.1:80", "0.0.0.0:80"] {
+        assert_eq!(refused(&mut world, &bind(STREAM, address(taken))), errno(Errno::ADDRINUSE));
+    }
+    assert_eq!(refused(&mut world, &listen(80, 1)), errno(Errno::ADDRINUSE));
+
+    // Any port, each once.
+    let any: Vec<_> =
+        (0..3).map(|_| process.open(&mut world, &bind(STREAM, address("0.0.0.0:0"))).unwrap()).collect();
+    let mut ports: Vec<_> = any.iter().map(port).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    assert!(ports.len() == 3 && ports[0] >= 32768);
+    // Connected, it is the same session.
+    world.listen(7);
+    let mut question = connect_to(address("10.0.0.2:7"));
+    question.number = any[0].number();
+    let (answer, _) = process.ask(&mut world, &question, &[]);
+    assert_eq!((answer.error, answer.session), (0, any[0].session));
+    world.run(2.0);
+    assert_eq!((any[0].slot().state(), any[0].bits()), (state::OPEN, Bits::OUT));
+    let (answer, _) = process.ask(&mut world, &question, &[]);
+    assert_eq!(Some(answer.error), errno(Errno::ISCONN));
+    drop((any, end, connection));
+    world.run(0.1);
+    assert_eq!(world.app.counts().sessions, 0);
+}
+
+#[test]
+fn datagrams_are_received_and_sent() {
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    let end = process.open(&mut world, &bind(DATAGRAM, address("0.0.0.0:53"))).unwrap();
+    assert_eq!((end.bits(), end.slot().identity.kind.load(Ordering::Relaxed)), (Bits::OUT, DATAGRAM));
+    let mut ours = Datagrams::new(&process.memory, end.place).unwrap();
+    let stack = &mut world.client.path.stack;
+    let socket = stack.open_datagrams(None, 9000).unwrap();
+    let mut theirs = Datagrams::new(stack.memory(), stack.slot(socket).unwrap()).unwrap();
+    let to = Header { len: 4, peer: address("10.0.0.1:53"), local: address("0.0.0.0:0").ip() };
+    // The first one asks for the station.
+    for _ in 0..2 {
+        assert!(theirs.send(&to, b"ping"));
+        let now = world.now;
+        let (stack, out) = world.client.path.call();
+        stack.written(now, socket, out).unwrap();
+        world.run(2.0);
+    }
+    assert_eq!(end.bits(), Bits::IN | Bits::OUT);
+    let mut bytes = [0; 10];
+    let header = ours.receive(&mut bytes).unwrap();
+    assert_eq!((&bytes[..4], header.peer), (&b"ping"[..], address("10.0.0.2:9000")));
+    assert!(ours.send(&header, b"pong"));
+    process.mark(&end);
+    world.run(2.0);
+    assert!(theirs.receive(&mut bytes).is_some_and(|header| header.peer == address("10.0.0.1:53")));
+
+    // A peer is remembered, and nothing else happens.
+    let mut question = connect_to(address("10.0.0.2:9000"));
+    question.number = end.number();
+    assert_eq!(process.ask(&mut world, &question, &[]).0.error, 0);
+    assert_eq!(end.slot().identity.ports.load(Ordering::Relaxed), 9000 << 16 | 53);
+    let again = process.open(&mut world, &bind(DATAGRAM, address("0.0.0.0:53")));
+    assert_eq!(again.err(), errno(Errno::ADDRINUSE));
+    let any = process.open(&mut world, &bind(DATAGRAM, address("10.0.0.1:0"))).unwrap();
+    assert!(port(&any) >= 32768);
+    drop((end, any));
+    world.run(0.1);
+    assert_eq!(world.app.counts().sessions, 0);
+    process.open(&mut world, &bind(DATAGRAM, address("0.0.0.0:53"))).unwrap();
+}
+
+#[test]
+fn the_kernels_connections_come_through_the_same_queue() {
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    let kernel = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = kernel.local_addr().unwrap();
+    let (answer, mut descriptors) = process.ask(&mut world, &listen(80, 16), &[kernel.as_fd()]);
+    assert_eq!(answer.error, 0);
+    let listener = process.end(answer.session, descriptors.pop().unwrap());
+    let mut ours: Vec<_> = (0..30).map(|_| TcpStream::connect(to).unwrap()).collect();
+    let other = world.connect(80);
+    world.run(0.1);
+    let (mut kernels, mut stacks) = (Vec::new(), 0);
+    while kernels.len() + stacks < 31 {
+        let mut bytes = [0; Accepted::LEN];
+        match receive(listener.fd.as_fd(), &mut bytes) {
+            Ok((_, mut descriptors)) => {
+                let Accepted { session } = Accepted::from_bytes(&bytes).unwrap();
+                let fd = descriptors.pop().unwrap();
+                if session == Session::default() {
+                    kernels.push(TcpStream::from(fd));
+                } else {
+                    stacks += 1;
+                }
+            }
+            Err(_) => world.turn(),
+        }
+        assert!(world.now < 60_000_000, "{} and {stacks}", kernels.len());
+    }
+    assert_eq!((kernels.len(), stacks), (30, 1));
+    ours[7].write_all(b"hello").unwrap();
+    let from = ours[7].local_addr().unwrap();
+    let there = kernels.iter_mut().find(|stream| stream.peer_addr().unwrap() == from).unwrap();
+    let mut bytes = [0; 5];
+    there.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"hello");
+    drop((listener, kernel));
+    world.run(0.1);
+    assert!(TcpStream::connect(to).is_err(), "the stack has let go of it");
+    let _ = other;
+}
+
+/// Set for a process that is to run out of descriptors: others have the same limit otherwise.
+const ALONE: &str = "OFFCORE_TEST_ALONE";
+
+#[test]
+fn without_descriptors_connections_are_refused() {
+    if std::env::var_os(ALONE).is_none() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "calls::without_descriptors_connections_are_refused", "--nocapture"]);
+        let output = child.env(ALONE, "1").output().unwrap();
+        let [told, error] =
+            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        assert!(output.status.success() && told.contains("1 passed"), "{told}{error}");
+        return;
+    }
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    let listener = process.listen(&mut world, 80, 16);
+    let limit = getrlimit(Resource::Nofile);
+    let set = |current| setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit }).unwrap();
+    set(0);
+    let client = world.connect(80);
+    world.run(0.1);
+    assert!(world.is_closed(&client), "it is reset");
+    assert_eq!((world.app.counts().refused, world.app.counts().sessions), (1, 1));
+    let error = process.open(&mut world, &connect_to(address("10.0.0.2:7"))).err();
+    assert_eq!(error, errno(Errno::MFILE));
+    assert_eq!(process.open(&mut world, &listen(81, 1)).err(), errno(Errno::MFILE));
+    assert_eq!(process.open(&mut world, &bind(STREAM, address("0.0.0.0:82"))).err(), errno(Errno::MFILE));
+    assert_eq!(process.open(&mut world, &bind(DATAGRAM, address("0.0.0.0:83"))).err(), errno(Errno::MFILE));
+    // A process that knocks waits, and is let in when there are descriptors.
+    set(limit.current.unwrap());
+    let socket = knock(&path);
+    set(0);
+    let before = world.app.counts().refused;
+    world.run(0.5);
+    let tries = world.app.counts().refused - before;
+    assert!((1..=50).contains(&tries), "{tries} tries in 50 turns");
+    set(limit.current.unwrap());
+    let hello = Hello { version: VERSION, key: [0; KEY] };
+    let (welcome, _) = greet(&mut world, &socket, &hello.to_bytes()).unwrap();
+    assert_eq!(welcome.error, 0);
+    // Nothing of what failed is left.
+    for port in [81, 82] {
+        process.listen(&mut world, port, 1);
+    }
+    process.open(&mut world, &bind(DATAGRAM, address("0.0.0.0:83"))).unwrap();
+    world.connect(80);
+    world.run(0.1);
+    assert!(process.accept(&listener).is_some());
+    assert_eq!(world.server.path.stack.connections(), 1);
+}
