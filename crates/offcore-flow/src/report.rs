@@ -153,6 +153,9 @@ pub struct TcpReport {
     /// Packets dropped since the start, by reason; reasons without drops are left out.
     #[serde(serialize_with = "as_map")]
     pub drops: Vec<(String, u64)>,
+    /// See [`ServeCounts`](crate::host::serve::ServeCounts); nothing where no applications in other processes are served.
+    #[serde(serialize_with = "as_map", skip_serializing_if = "Vec::is_empty")]
+    pub serve: Vec<(String, u64)>,
 }
 
 impl TcpReport {
@@ -360,7 +363,7 @@ fn bridge(report: &mut BridgeReport, what: &str, block: &Snapshot) {
 }
 
 /// Blocks are named `portN/rxQ`, `portN/rxQ/copy`, `pipelineN/workQ`, `lcoreN/channel/NAME/SHARING`, `lcoreN/stages`, `lcoreN/mover`,
-/// `lcoreN/idle`, `lcoreN/tcp` and `lcoreN/tcp_drops`; those of the learning switch `bridge/aged` and `bridge/portN/lcoreN`.
+/// `lcoreN/idle`, `lcoreN/tcp`, `lcoreN/tcp_drops` and `lcoreN/tcp_serve`; those of the learning switch `bridge/aged` and `bridge/portN/lcoreN`.
 fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elapsed: Duration) {
     let Some((owner, what)) = block.name.split_once('/') else { return };
     if owner == "bridge" {
@@ -401,11 +404,15 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
 fn tcp(report: &mut Report, lcore: u32, what: &str, block: &Snapshot) {
     // copy-ok: names and numbers, for a report
     let counts = block.counters.clone();
-    match report.tcp.iter_mut().find(|host| host.lcore == lcore) {
-        Some(host) if what == "_drops" => {
-            host.drops = counts.into_iter().filter(|(_, count)| *count > 0).collect();
-        }
-        _ => report.tcp.push(TcpReport { lcore, counts, drops: Vec::new() }),
+    let at = report.tcp.iter().position(|host| host.lcore == lcore).unwrap_or_else(|| {
+        report.tcp.push(TcpReport { lcore, ..TcpReport::default() });
+        report.tcp.len() - 1
+    });
+    let host = &mut report.tcp[at];
+    match what {
+        "_drops" => host.drops = counts.into_iter().filter(|(_, count)| *count > 0).collect(),
+        "_serve" => host.serve = counts,
+        _ => host.counts = counts,
     }
 }
 

@@ -334,6 +334,8 @@ pub(crate) fn host(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Command;
+    use crate::cli::lines::command;
 
     #[test]
     fn ports_have_addresses() {
@@ -393,5 +395,32 @@ mod tests {
         assert!("http:/srv/www:70000".parse::<AppArg>().unwrap_err().contains("expected 1 to 65535"));
         assert!("ftp".parse::<AppArg>().unwrap_err().contains("expected echo, sink, source or http:DIR"));
         assert!("echo:0".parse::<AppArg>().unwrap_err().contains("expected 1 to 65535"));
+    }
+
+    fn planned(flags: &str) -> Result<SwitchConfig, String> {
+        let line = format!("offcore tcp --port tap:tap0,addr=10.0.0.2/24 {flags}");
+        match command(&line) {
+            Ok(Command::Tcp(args)) => plan(&args).map(|(config, _)| config),
+            Ok(_) => Err("another command".into()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    #[test]
+    fn applications_elsewhere_are_served_in_place_of_one_here() {
+        let config = planned("--serve /run/s --allow-uid 33 --allow-uid 34 --app-memory 64").unwrap();
+        let Run::Host(Hosting { app: Hosted::Others(serve), .. }) = config.run else { panic!("{config:?}") };
+        let expected = ServeConfig { path: "/run/s".into(), allow: vec![33, 34], memory: 64 << 20 };
+        assert_eq!(serve, expected);
+        for (flags, expected) in [
+            ("--serve /run/s --app sink", "cannot be used with"),
+            ("--allow-uid 33", "--serve"),
+            ("--app-memory 64", "--serve"),
+            ("--serve /run/s --app-memory 1", "4..=65536"),
+            ("--serve /run/s --lcores 0,1", "served by one lcore"),
+        ] {
+            let error = planned(flags).unwrap_err();
+            assert!(error.contains(expected), "{flags}: {error}");
+        }
     }
 }

@@ -31,6 +31,9 @@ fn host(host: &TcpReport) -> String {
         count("memory_used") as f64 / f64::from(1 << 20),
         count("memory") as f64 / f64::from(1 << 20),
     );
+    if !host.serve.is_empty() {
+        text += &applications(host);
+    }
     let datagrams = ["datagrams_received", "datagrams_sent"].map(count);
     if datagrams != [0; 2] {
         let [received, sent] = datagrams;
@@ -56,6 +59,26 @@ fn host(host: &TcpReport) -> String {
         let _ = writeln!(text, "  dropped by the stack: {}", drops.collect::<Vec<_>>().join(", "));
     }
     text
+}
+
+/// Who is served in other processes.
+fn applications(host: &TcpReport) -> String {
+    let count =
+        |name: &str| host.serve.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
+    let mut text = format!(
+        "  applications: {} in {} processes, {} sessions; {} tokens, {} gates opened",
+        count("applications"),
+        count("processes"),
+        count("sessions"),
+        count("tokens"),
+        count("gates"),
+    );
+    for name in ["woken", "refused", "misused"] {
+        if count(name) > 0 {
+            let _ = write!(text, ", {} {name}", count(name));
+        }
+    }
+    text + "\n"
 }
 
 /// Counters, and what they are called.
@@ -127,6 +150,13 @@ mod tests {
                 ("fragments_dropped", 2),
             ]),
             drops: counts(&[("checksum", 7)]),
+            serve: counts(&[
+                ("applications", 1),
+                ("processes", 3),
+                ("sessions", 8),
+                ("tokens", 40),
+                ("refused", 2),
+            ]),
         };
         let connection = ConnectionReport {
             local: "10.0.0.2:7".parse().unwrap(),
@@ -144,6 +174,7 @@ mod tests {
         let report = Report { tcp: vec![host], connections: Some(vec![connection]), ..Report::default() };
         let expected = "  \
   tcp lcore0: 3 connections, 12 accepted, 0 opened; 1.5 of 64 MiB of FIFOs used
+  applications: 1 in 3 processes, 8 sessions; 40 tokens, 0 gates opened, 2 refused
   udp: 21 datagrams received, 0 sent
   retransmitted: 5 fast, 0 after timeouts, 1 as probes
   now: 2 in TIME-WAIT
