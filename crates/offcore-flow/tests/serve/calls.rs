@@ -10,6 +10,7 @@ use offcore_session::Datagrams;
 use offcore_session::datagram::Header;
 use offcore_session::message::{Accepted, Call, Hello, KEY, Question, Session, VERSION};
 use offcore_session::slot::state;
+use offcore_tcp::proto::AppId;
 use rustix::event::PollFlags as Bits;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -86,8 +87,8 @@ fn datagrams_are_received_and_sent() {
     assert_eq!((end.bits(), end.slot().identity.kind.load(Ordering::Relaxed)), (Bits::OUT, DATAGRAM));
     let mut ours = Datagrams::new(&process.memory, end.place).unwrap();
     let stack = &mut world.client.path.stack;
-    let socket = stack.open_datagrams(None, 9000).unwrap();
-    let mut theirs = Datagrams::new(stack.memory(), stack.slot(socket).unwrap()).unwrap();
+    let socket = stack.open_datagrams(AppId::OWN, None, 9000).unwrap();
+    let mut theirs = Datagrams::new(stack.memory(AppId::OWN), stack.slot(socket).unwrap()).unwrap();
     let to = Header { len: 4, peer: address("10.0.0.1:53"), local: address("0.0.0.0:0").ip() };
     // The first one asks for the station.
     for _ in 0..2 {
