@@ -22,7 +22,6 @@ mod calls;
 mod counts;
 mod door;
 mod key;
-mod layer;
 mod listening;
 mod pair;
 mod session;

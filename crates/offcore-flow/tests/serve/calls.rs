@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use offcore_session::Datagrams;
 use offcore_session::datagram::Header;
-use offcore_session::message::{Accepted, Call, Hello, KEY, Question, Session, VERSION};
+use offcore_session::message::{Accepted, Call, Hello, KEY, Question, SHARE_PORT, Session, VERSION};
 use offcore_session::slot::state;
 use offcore_tcp::proto::AppId;
 use rustix::event::PollFlags as Bits;
@@ -64,19 +64,41 @@ fn streams_are_bound_before_they_listen_or_connect() {
     ports.sort_unstable();
     ports.dedup();
     assert!(ports.len() == 3 && ports[0] >= 32768);
-    // Connected, it is the same session.
-    world.listen(7);
+    // Connected, it is the same session, from the port that it has.
+    let listener = world.listen(7);
     let mut question = connect_to(address("10.0.0.2:7"));
     question.number = any[0].number();
     let (answer, _) = process.ask(&mut world, &question, &[]);
     assert_eq!((answer.error, answer.session), (0, any[0].session));
     world.run(2.0);
     assert_eq!((any[0].slot().state(), any[0].bits()), (state::OPEN, Bits::OUT));
+    let peer = world.accept(listener).unwrap();
+    let from = world.client.path.stack.info(peer.conn).unwrap().remote;
+    assert_eq!(from, SocketAddr::from(([10, 0, 0, 1], port(&any[0]))));
     let (answer, _) = process.ask(&mut world, &question, &[]);
     assert_eq!(Some(answer.error), errno(Errno::ISCONN));
     drop((any, end, connection));
     world.run(0.1);
     assert_eq!(world.app.counts().sessions, 0);
+}
+
+#[test]
+fn listeners_share_a_port() {
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    let mut question = listen(80, 16 | SHARE_PORT);
+    let listeners: Vec<_> = (0..2).map(|_| process.open(&mut world, &question).unwrap()).collect();
+    let clients: Vec<_> = (0..16).map(|_| world.connect(80)).collect();
+    world.run(0.1);
+    let accepted = listeners.iter().map(|listener| {
+        let ends: Vec<_> = std::iter::from_fn(|| process.accept(listener)).collect();
+        ends.len()
+    });
+    let accepted: Vec<_> = accepted.collect();
+    assert_eq!(accepted.iter().sum::<usize>(), clients.len());
+    assert!(accepted.iter().all(|accepted| *accepted > 0), "{accepted:?}");
+    question.value = 16;
+    assert_eq!(process.open(&mut world, &question).err(), errno(Errno::ADDRINUSE));
 }
 
 #[test]

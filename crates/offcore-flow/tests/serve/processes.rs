@@ -226,12 +226,16 @@ fn what_a_killed_process_had_is_closed() {
     run_until(&mut world, |world| world.app.counts().sessions == 1);
     let clients: Vec<_> = (0..3).map(|_| world.connect(80)).collect();
     run_until(&mut world, |world| world.app.counts().sessions == 4);
+    let memory = world.server.path.stack.counts().memory;
     child.kill().unwrap();
     child.wait().unwrap();
     run_until(&mut world, |world| world.app.counts().applications == 0);
     world.run(0.5);
     let counts = world.app.counts();
     assert_eq!((counts.processes, counts.sessions), (0, 0));
+    // Until the last connection has ended, which the peers put off.
+    world.run(70.0);
+    assert_eq!(world.server.path.stack.counts().memory, memory - (64 << 20), "its memory is free");
     assert!(clients.iter().all(|client| world.has_ended(client) || world.is_closed(client)));
     // Nobody listens any more, and another may.
     let process = Process::attach(&mut world, &path);

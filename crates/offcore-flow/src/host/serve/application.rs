@@ -10,8 +10,8 @@ use offcore_session::message::KEY;
 use offcore_session::shared::Shared;
 use offcore_session::slot::Slot;
 use offcore_session::{Memory, Place, Segments};
+use offcore_tcp::proto::AppId;
 
-use super::layer::AppId;
 use super::session::Session;
 
 /// One application.

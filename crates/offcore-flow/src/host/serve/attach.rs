@@ -1,6 +1,7 @@
 //! Processes attach: who they are, and which application they belong to.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use offcore_session::message::{Hello, KEY, MOST_DESCRIPTORS, VERSION, Welcome};
 use offcore_session::shared::Shared;
@@ -15,7 +16,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use super::application::{Application, Process};
 use super::key::{Key, Source};
 use super::session::number;
-use super::{APPLICATIONS, Guest, Serve, layer, wire};
+use super::{APPLICATIONS, Guest, Serve, wire};
 use crate::host::Calls;
 
 /// Processes that are there and have not said who they are, at most. Who has waited longest goes when there are more.
@@ -127,8 +128,8 @@ impl Serve {
         let shared = Shared::new().map_err(|_| Errno::NOMEM)?;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         self.watch.add(event.as_fd(), Key::new(Source::Event, at, 0, 0), EventFlags::IN)?;
-        let id = layer::add_app(calls.stack, self.config.memory).map_err(|_| Errno::NOMEM)?;
-        let memory = layer::memory(calls.stack, id);
+        let id = calls.stack.add_app(self.config.memory).map_err(|_| Errno::NOMEM)?;
+        let memory = Arc::clone(calls.stack.memory(id));
         if at == self.apps.len() {
             self.apps.push(None);
         }

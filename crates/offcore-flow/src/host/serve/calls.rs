@@ -18,7 +18,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use super::key::{Key, Source};
 use super::session::{DATAGRAM, Listener, STREAM, What, number as error_number, write_addresses};
 use super::sessions::Beginning;
-use super::{Serve, layer, wire};
+use super::{Serve, wire};
 use crate::host::Calls;
 
 /// Questions of one process that are answered in a round, at most.
@@ -150,13 +150,13 @@ impl Serve {
                     return Err(Errno::ADDRNOTAVAIL);
                 }
                 let port = self.stream_port(address, local.port())?;
-                let place = layer::take_slot(calls.stack, id).ok_or(Errno::NOBUFS)?;
+                let place = calls.stack.take_slot(id).ok_or(Errno::NOBUFS)?;
                 let local = SocketAddr::new(local.ip(), port);
                 let what = What::Bound(address, port);
                 Beginning { place, what, state: state::BOUND, local: Some(local), remote: None }
             }
             DATAGRAM => {
-                let conn = layer::open_datagrams(calls, id, address, local.port()).map_err(errno)?;
+                let conn = calls.stack.open_datagrams(id, address, local.port()).map_err(errno)?;
                 let port = calls.stack.datagram_address(conn).map_or(0, |(_, port)| port);
                 let Some(place) = calls.stack.slot(conn) else { return Err(Errno::NOBUFS) };
                 let local = SocketAddr::new(local.ip(), port);
@@ -188,7 +188,7 @@ impl Serve {
                 }
                 match conn {
                     Some(conn) => calls.close(conn),
-                    None => layer::give_slot(calls.stack, id, place),
+                    None => calls.stack.give_slot(id, place),
                 }
                 Err(error)
             }
@@ -233,7 +233,7 @@ impl Serve {
         let application = self.app(app).ok_or(Errno::BADF)?;
         let id = application.id;
         if question.number == NONE {
-            let conn = layer::connect(calls, id, None, to).map_err(errno)?;
+            let conn = calls.stack.connect(calls.now, id, None, to, calls.out).map_err(errno)?;
             let Some(place) = calls.stack.slot(conn) else { return Err(Errno::NOBUFS) };
             let local = calls.stack.info(conn).map(|info| info.local);
             let what = What::Stream(conn);
@@ -250,7 +250,7 @@ impl Serve {
             }
             What::Bound(address, port) => {
                 let from = SocketAddr::new(address.unwrap_or(unspecified(to)), port);
-                let conn = layer::connect(calls, id, Some(from), to).map_err(errno)?;
+                let conn = calls.stack.connect(calls.now, id, Some(from), to, calls.out).map_err(errno)?;
                 if !calls.stack.set_slot(conn, session.place) {
                     calls.close(conn);
                     return Err(Errno::NOBUFS);
@@ -292,7 +292,7 @@ impl Serve {
             (None, Some(local)) => (None, self.stream_port(None, local.port())?),
             (None, None) => return Err(Errno::INVAL),
         };
-        let listener = layer::listen(calls, id, address, port, backlog, shares).map_err(errno)?;
+        let listener = calls.stack.listen(id, address, port, backlog, shares).map_err(errno)?;
         let what = What::Listener(Listener {
             id: listener,
             address,
@@ -306,7 +306,7 @@ impl Serve {
         let (number, reply) = match bound {
             Some(_) => self.become_listener(app, question.number, what)?,
             None => {
-                let Some(place) = layer::take_slot(calls.stack, id) else {
+                let Some(place) = calls.stack.take_slot(id) else {
                     calls.stack.unlisten(calls.now, listener, calls.out);
                     return Err(Errno::NOBUFS);
                 };

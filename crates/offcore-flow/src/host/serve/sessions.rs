@@ -12,9 +12,9 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 
+use super::Serve;
 use super::key::{Key, Source};
 use super::session::{DATAGRAM, Ending, STREAM, Session, What, write_addresses};
-use super::{Serve, layer};
 use crate::host::Calls;
 
 /// What a session begins with.
@@ -204,9 +204,9 @@ impl Serve {
                 if let Some(kernel) = &listener.kernel {
                     self.watch.remove(kernel.as_fd());
                 }
-                layer::give_slot(calls.stack, id, session.place);
+                calls.stack.give_slot(id, session.place);
             }
-            What::Bound(..) => layer::give_slot(calls.stack, id, session.place),
+            What::Bound(..) => calls.stack.give_slot(id, session.place),
             What::Gone => {}
         }
     }
@@ -258,6 +258,6 @@ impl Serve {
         for channel in application.channels() {
             self.watch.remove(channel);
         }
-        layer::remove_app(calls.stack, application.id);
+        calls.stack.remove_app(application.id);
     }
 }
