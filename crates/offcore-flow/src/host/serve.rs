@@ -7,7 +7,7 @@
 //! * `application`: its processes and sessions,
 //! * `calls`: what they ask for,
 //! * `session`: what a session's application wants, and is told; `listening`: connections that come,
-//! * `pair`: both ends of a session, `wire`: messages, `key`: what the kernel tells of.
+//! * `pair`: both ends of a session, `peers`: whether the other one is there, `wire`: messages, `key`: what the kernel tells of.
 //!
 //! A worker that is busy makes no system call for this in a round in which nobody asks for anything: marks are words in
 //! shared memory, and the kernel is asked once a millisecond what else there is.
@@ -24,6 +24,7 @@ mod door;
 mod key;
 mod listening;
 mod pair;
+mod peers;
 mod session;
 mod sessions;
 mod wire;
@@ -46,6 +47,7 @@ pub use counts::ServeCounts;
 use door::Door;
 use key::{AT_ONCE, Key, Source, Watch};
 use pair::Pairs;
+use peers::Peers;
 
 /// How often the kernel is asked what there is, in microseconds.
 const LOOK: u64 = 1000;
@@ -94,6 +96,7 @@ pub struct Serve {
     /// The user whose process this is.
     user: u32,
     pairs: Pairs,
+    peers: Peers,
     watch: Watch,
     apps: Vec<Option<Box<Application>>>,
     /// Sessions by connection or datagram socket, and by listener: application and number.
@@ -141,6 +144,7 @@ impl Serve {
             door: Some(door),
             user: rustix::process::geteuid().as_raw(),
             pairs,
+            peers: Peers::new(),
             watch,
             apps: Vec::new(),
             by_conn: HashMap::new(),

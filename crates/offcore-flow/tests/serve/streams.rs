@@ -8,6 +8,7 @@ use offcore_session::slot::{flags, state, wish};
 use offcore_tcp::proto::Event;
 use rustix::event::PollFlags as Bits;
 use rustix::io::dup;
+use rustix::net::{Shutdown, shutdown};
 
 use crate::process::{End, Process, connect_to};
 use crate::world::{Client, World};
@@ -178,8 +179,11 @@ fn a_reset_shows_and_memory_stays_until_the_last_close() {
     abort(&mut world, &client);
     assert_eq!(end.bits(), reset());
     assert_eq!((end.error(), end.slot().flags()), (104, flags::OVER));
-    let read = rustix::io::read(&end.fd, &mut [0; 1]);
-    assert!(matches!(read, Ok(1)), "the token: {read:?}");
+    // Whoever takes tokens as he always does does not let go of the session by that.
+    for _ in 0..4 {
+        assert_eq!(rustix::io::read(&end.fd, &mut [0; 64]), Ok(64));
+    }
+    world.run(0.1);
     assert_eq!(sessions(&world), 2);
     assert_eq!(end.reader.available(), 10);
     let mut bytes = [0; 10];
@@ -346,4 +350,65 @@ fn what_a_listener_wants_its_connections_want() {
     world.cut = true;
     world.run(10.0);
     assert_eq!((end.bits(), end.error() != 0), (reset(), true));
+}
+
+fn end(world: &mut World<Serve>, client: &Client) {
+    let now = world.now;
+    let (stack, out) = world.client.path.call();
+    stack.shutdown(now, client.conn, out).unwrap();
+    world.run(0.1);
+}
+
+#[test]
+fn what_is_shut_down_is_not_closed() {
+    let (mut world, process, listener, mut end_of, mut client) = accepted();
+    world.write(&mut client, b"not read yet");
+    end(&mut world, &client);
+    // As the system call has it: poll shows that nothing goes in either direction.
+    end_of.slot().wishes.options.store(wish::END, Ordering::Release);
+    process.mark(&end_of);
+    shutdown(&end_of.fd, Shutdown::Write).unwrap();
+    assert_eq!(end_of.bits(), IN | OUT | RDHUP | Bits::HUP);
+    world.run(0.5);
+    assert_eq!(sessions(&world), 2);
+    assert!(world.has_ended(&client));
+    assert_eq!(process.read(&mut end_of, 100), b"not read yet");
+    drop(end_of);
+    world.run(0.1);
+    assert_eq!(sessions(&world), 1);
+
+    // Both at once, by the application alone.
+    let (end_of, _client) = another(&mut world, &process, &listener);
+    end_of.slot().wishes.options.store(wish::END | wish::NO_READ, Ordering::Release);
+    process.mark(&end_of);
+    shutdown(&end_of.fd, Shutdown::Both).unwrap();
+    world.run(0.5);
+    assert_eq!(sessions(&world), 2);
+    drop(end_of);
+    world.run(0.1);
+    assert_eq!(sessions(&world), 1);
+
+    // A listener listens no more, and has its address still.
+    listener.slot().wishes.options.store(wish::END | wish::NO_READ, Ordering::Release);
+    shutdown(&listener.fd, Shutdown::Both).unwrap();
+    world.run(0.1);
+    assert_eq!((listener.slot().state(), sessions(&world)), (state::BOUND, 1));
+    process.listen(&mut world, 80, 1);
+}
+
+#[test]
+fn a_reset_after_the_end_shows() {
+    let (mut world, process, _listener, mut end_of, mut client) = accepted();
+    world.write(&mut client, b"last");
+    end(&mut world, &client);
+    abort(&mut world, &client);
+    // The end of the pair that was shut cannot show an error.
+    assert_eq!(end_of.bits(), IN | OUT | Bits::HUP | RDHUP);
+    assert_eq!((end_of.error(), end_of.slot().flags()), (104, flags::ENDED | flags::OVER));
+    assert_eq!(process.read(&mut end_of, 100), b"last");
+    world.run(0.5);
+    assert_eq!(sessions(&world), 2);
+    drop(end_of);
+    world.run(0.1);
+    assert_eq!((sessions(&world), world.server.path.stack.connections()), (1, 0));
 }

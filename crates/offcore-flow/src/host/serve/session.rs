@@ -20,6 +20,8 @@ use crate::host::Calls;
 pub(super) const STREAM: u32 = 1;
 pub(super) const DATAGRAM: u32 = 2;
 
+/// Bytes before the one that comes with a pipe's end: more than are read in some calls.
+const DECOYS: usize = 512;
 /// What part of the room that there is at most has to be free before the application hears of it.
 const ENOUGH: u64 = 3;
 
@@ -73,6 +75,8 @@ pub(super) struct Session {
     /// Flags that the application has been shown, and whether its end shows that nothing more comes.
     flags: u32,
     shut: bool,
+    /// We have shut both directions down.
+    hung: bool,
     /// It is among those that are announced at the end of the turn.
     pub(super) queued: bool,
 }
@@ -100,6 +104,7 @@ impl Session {
             ended: false,
             flags: 0,
             shut: false,
+            hung: false,
             queued: false,
         }
     }
@@ -172,6 +177,14 @@ impl Session {
             let _ = calls.stack.set_keepalive(calls.now, conn, wanted, calls.out);
         }
         (self.options, self.keep) = (wanted, keep);
+    }
+
+    /// Whether our end shows a hang-up although the application has its own still: both directions were shut down, the one to
+    /// the application by us or by itself.
+    pub(super) fn may_be_there(&self, slot: &Slot) -> bool {
+        let wanted = slot.wishes.options.load(Ordering::Acquire);
+        let no_more = self.shut || wanted & wish::NO_READ != 0;
+        self.hung || no_more && wanted & wish::END != 0
     }
 
     /// Says that there is something to read, unless that is said.
@@ -258,8 +271,15 @@ impl Session {
         }
     }
 
-    /// It is over: the application is told why.
-    pub(super) fn over(&mut self, slot: &Slot, cause: Cause, counts: &mut ServeCounts) -> Ending {
+    /// It is over: the application is told why. `hangs`: whether our end may show a hang-up before the application closes
+    /// its own.
+    pub(super) fn over(
+        &mut self,
+        slot: &Slot,
+        cause: Cause,
+        hangs: bool,
+        counts: &mut ServeCounts,
+    ) -> Ending {
         let error = error_of(cause);
         slot.identity.error.store(error, Ordering::Release);
         self.show(slot, flags::OVER);
@@ -267,6 +287,10 @@ impl Session {
         if ending == Ending::Stays {
             self.shut();
             self.open(slot, counts);
+            if let Some(ours) = self.ours.as_ref().filter(|_| error != 0 && hangs) {
+                self.hung = true;
+                let _ = shutdown(ours, Shutdown::Both);
+            }
         }
         ending
     }
@@ -274,14 +298,14 @@ impl Session {
     /// Closes our end over the byte that was not read, so that the other one shows a reset. `false`: it cannot be. The
     /// pipe's end goes to the application's queue: it is there as long as the application's end.
     fn reset(&mut self, slot: &Slot, counts: &mut ServeCounts) -> bool {
-        // Nothing can be sent through what is shut: the application hears of it by its next call.
+        // Nothing can be sent through what is shut.
         let Some(ours) = self.ours.as_ref().filter(|_| !self.shut) else { return false };
         let Ok((pipe, there)) = pipe_with(PipeFlags::CLOEXEC) else { return false };
-        // Whoever takes a byte takes the token, and leaves the other one alone.
-        let token = slot.wake.announce();
-        if token {
-            pair::put_token(ours.as_fd());
-            counts.tokens += 1;
+        // Whoever takes tokens now takes some of these, and not the byte that holds the pipe.
+        slot.wake.announce();
+        counts.tokens += 1;
+        if wire::send(ours.as_fd(), &[0; DECOYS], &[]).is_err() {
+            return false;
         }
         if wire::send(ours.as_fd(), &[0], &[there.as_fd()]).is_err() {
             return false;

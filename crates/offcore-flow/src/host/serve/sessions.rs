@@ -83,13 +83,13 @@ impl Serve {
     /// What an application has stored means nothing: the stack has let go of the connection.
     fn reset(&mut self, app: usize, number: u32, now: u64) {
         self.misuse("a session is reset: its application has stored an index that means nothing", app, now);
-        let Self { apps, counts, watch, by_conn, .. } = self;
+        let Self { apps, counts, watch, by_conn, peers, .. } = self;
         let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
         let Some((session, slot)) = application.both(number) else { return };
         if let Some(conn) = session.conn() {
             by_conn.remove(&conn);
         }
-        let ending = session.over(slot, Cause::Aborted, counts);
+        let ending = session.over(slot, Cause::Aborted, peers.are_known(), counts);
         session.what = What::Gone;
         let key = Key::new(Source::Pipe, app, number, session.generation);
         if let (Ending::Reset, Some(pipe)) = (ending, session.pipe()) {
@@ -152,11 +152,11 @@ impl Serve {
 
     /// A connection is over, or what is written to a datagram socket means nothing. A connection's memory stays until the application lets go of it.
     pub(super) fn over(&mut self, conn: ConnId, cause: Cause) {
-        let Self { apps, by_conn, counts, watch, .. } = self;
+        let Self { apps, by_conn, counts, watch, peers, .. } = self;
         let Some(&(app, number)) = by_conn.get(&conn) else { return };
         let application = apps.get_mut(app).and_then(Option::as_deref_mut);
         let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
-        let ending = session.over(slot, cause, counts);
+        let ending = session.over(slot, cause, peers.are_known(), counts);
         if matches!(session.what, What::Datagrams(_)) {
             // The stack has let go of the socket, and of the slot with it.
             by_conn.remove(&conn);
@@ -168,13 +168,37 @@ impl Serve {
         }
     }
 
-    /// The application's last descriptor of a session is closed.
+    /// The application's last descriptor of a session is closed, or it has shut both directions down.
     pub(super) fn hung_up(&mut self, app: usize, number: u32, generation: u32, calls: &mut Calls<'_>) {
-        let session = self.app(app).and_then(|app| app.session(number));
-        if session.is_some_and(|session| session.generation == generation) {
-            self.close(app, number, calls);
-            self.end_when_over(app, calls);
+        let Self { apps, peers, .. } = self;
+        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
+        if session.generation != generation {
+            return;
         }
+        let there = session.ours().filter(|_| session.may_be_there(slot)).and_then(|ours| peers.lives(ours));
+        if there == Some(true) {
+            // When it is closed, too, that is told.
+            self.look_at(app, number, calls);
+            return self.stop_listening(app, number, calls);
+        }
+        self.close(app, number, calls);
+        self.end_when_over(app, calls);
+    }
+
+    /// A listener that was shut down has its address, and nothing else.
+    fn stop_listening(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
+        let Self { apps, watch, by_listener, .. } = self;
+        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
+        let What::Listener(listener) = &session.what else { return };
+        by_listener.remove(&listener.id);
+        calls.stack.unlisten(calls.now, listener.id, calls.out);
+        if let Some(kernel) = &listener.kernel {
+            watch.remove(kernel.as_fd());
+        }
+        session.what = What::Bound(listener.address, listener.port);
+        slot.set_state(state::BOUND);
     }
 
     /// Ends a session as its application wishes.
