@@ -7,9 +7,10 @@ use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// What is passed on to the linker: all symbols are resolved when it is loaded, it is never unloaded, and its constructor runs
-/// before all others.
-const LINKER: [&str; 2] = ["link-arg=-Wl,-z,now,-z,nodelete,-z,initfirst", "link-arg=-nostartfiles"];
+/// A thread that is cancelled is unwound through the library. All its symbols are resolved when it is loaded, it is never
+/// unloaded, and its constructor runs before all others.
+const FLAGS: [&str; 3] =
+    ["force-unwind-tables=yes", "link-arg=-Wl,-z,now,-z,nodelete,-z,initfirst", "link-arg=-nostartfiles"];
 
 fn main() {
     for path in ["../offcore-preload", "../offcore-session/src", "../offcore-session/Cargo.toml", "build.rs"]
@@ -22,7 +23,7 @@ fn main() {
     let mut cargo = Command::new(variable("CARGO"));
     cargo.args(["rustc", "--lib", "--crate-type=cdylib", "--profile=preload", "--features=interpose"]);
     cargo.arg("--manifest-path").arg(&manifest).arg("--target-dir").arg(&out).args(["--quiet", "--"]);
-    for argument in LINKER {
+    for argument in FLAGS {
         cargo.args(["-C", argument]);
     }
     // What this build is made with, a sanitizer for one, is not for the library.

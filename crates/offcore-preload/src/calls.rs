@@ -3,7 +3,9 @@
 pub(crate) mod descriptors;
 mod execute;
 mod make;
+mod number;
 mod polling;
 mod receive;
 mod send;
 mod state;
+mod stdio;

@@ -96,7 +96,7 @@ impl Options {
         let keep = [libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL, libc::TCP_KEEPCNT];
         let keep = keep.map(|name| sys::int_option(fd, libc::IPPROTO_TCP, name));
         // Those that a listener accepts have them, too.
-        let told = if copy_times(fd, end) { wish::TIMED } else { 0 };
+        let told = wish::ACCEPTED | if copy_times(fd, end) { wish::TIMED } else { 0 };
         Self { wishes, keep, told }
     }
 
@@ -167,7 +167,7 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
         return Ok(Decided::Kernel);
     }
     if entry.kind == Kind::OpenStream {
-        if rules::named(entry.kind, to.port()).unwrap_or(true) && link::ensure().is_ok() {
+        if rules::named(entry.kind, to.port()).unwrap_or(true) && is_stacks(ip) {
             allow_any_address(fd);
         }
         return Ok(Decided::Kernel);
@@ -183,6 +183,17 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
         }
         Err(error) => Err(error),
     }
+}
+
+/// Whether an address is one of the stack's: then a session can be bound to it.
+fn is_stacks(ip: IpAddr) -> bool {
+    let mut question = Question::new(Call::Bind, NONE, libc::SOCK_STREAM as u32);
+    question.local = Some(SocketAddr::new(ip, 0));
+    link::ask(&question, &[]).is_ok_and(|(_, received)| {
+        received.close();
+        link::look();
+        true
+    })
 }
 
 /// Has the kernel bind a socket to an address that is not its own.

@@ -41,6 +41,8 @@ static SOCKET: AtomicI32 = AtomicI32::new(-1);
 static EVENT: AtomicI32 = AtomicI32::new(-1);
 static CONTROL: AtomicPtr<Control> = AtomicPtr::new(ptr::null_mut());
 static PROCESSES: AtomicPtr<Processes> = AtomicPtr::new(ptr::null_mut());
+/// The stack's process, as this one sees it.
+static STACK: AtomicI32 = AtomicI32::new(0);
 static GATE: AtomicU32 = AtomicU32::new(1);
 static SEGMENTS: [(AtomicPtr<u8>, AtomicUsize); MOST] =
     [const { (AtomicPtr::new(ptr::null_mut()), AtomicUsize::new(0)) }; MOST];
@@ -188,6 +190,11 @@ fn take(own: &Own, socket: c_int, received: Received, inherited: c_int) -> Resul
         let _ = sys::close(socket);
         return Err(libc::EPROTO);
     };
+    if inherited < 0
+        && let Some(peer) = peer_of(socket)
+    {
+        STACK.store(peer.pid, Ordering::Relaxed);
+    }
     let known = welcome.key == environment::key();
     if !known || CONTROL.load(Ordering::Relaxed).is_null() {
         // Another application than before: what this process has of the old one is dead.
@@ -302,13 +309,13 @@ fn unlink(own: &Own, socket: c_int) {
     let _ = sys::close(socket);
 }
 
-/// The stack's process, as the socket to it shows it.
-pub(crate) fn peer() -> Option<libc::ucred> {
-    peer_of(SOCKET.load(Ordering::Relaxed))
+/// Whether the other end of a Unix socket is the stack's.
+pub(crate) fn is_stacks(fd: c_int) -> bool {
+    peer_of(fd).is_some_and(|peer| peer.pid == STACK.load(Ordering::Relaxed))
 }
 
 /// Whose process has made the other end of a Unix socket.
-pub(crate) fn peer_of(fd: c_int) -> Option<libc::ucred> {
+fn peer_of(fd: c_int) -> Option<libc::ucred> {
     let zero = libc::ucred { pid: 0, uid: 0, gid: 0 };
     sys::socket_option(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, zero)
 }

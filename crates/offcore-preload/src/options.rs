@@ -1,8 +1,8 @@
 //! Options of sessions, as `getsockopt` and `setsockopt` have them.
 //!
 //! What concerns waiting (`SO_RCVTIMEO`, `SO_SNDTIMEO`) is the kernel's, on the session's end. What the stack is to know lies
-//! in the slot. What makes no difference here is accepted, as it is to programs' advantage that calls which cannot fail do
-//! not fail.
+//! in the slot. What makes no difference to the stack is checked by the kernel, on a socket that is made for that, and
+//! remembered in the slot.
 
 use core::ffi::{c_int, c_void};
 use core::mem;
@@ -16,10 +16,7 @@ use offcore_session::slot::{state, wish};
 use crate::link;
 use crate::real;
 use crate::session::Session;
-use crate::sys::Errno;
-
-/// What buffers are said to have: what the stack lets a program write ahead, and leaves unread, at first.
-const BUFFER: c_int = 256 << 10;
+use crate::sys::{self, Errno};
 
 /// A value that is read from the program.
 ///
@@ -54,7 +51,24 @@ unsafe fn give<T: Copy>(value: T, to: *mut c_void, len: *mut socklen_t) -> Resul
     Ok(())
 }
 
-/// `setsockopt`.
+/// How [`Kept`](offcore_session::slot::Kept) names an option.
+fn kept_name(level: c_int, name: c_int) -> u32 {
+    ((level as u32 & 0xff) + 1) << 16 | name as u32 & 0xffff
+}
+
+/// Lets the kernel say what an option of a socket of that kind is.
+fn by_kernel<T>(session: &Session, ask: impl FnOnce(c_int) -> Result<T, Errno>) -> Result<T, Errno> {
+    let family = if session.entry.v6 { libc::AF_INET6 } else { libc::AF_INET };
+    let kind = if session.is_datagrams() { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
+    let args = [family as usize, (kind | libc::SOCK_CLOEXEC) as usize, 0, 0, 0, 0];
+    // SAFETY: it takes no addresses.
+    let fd = sys::result(unsafe { sys::call(libc::SYS_socket, args) })? as c_int;
+    let result = ask(fd);
+    let _ = sys::close(fd);
+    result
+}
+
+/// `setsockopt`. What the stack has no use for is checked by the kernel and remembered.
 ///
 /// # Safety
 /// `value` is of `len` bytes.
@@ -65,7 +79,7 @@ pub(crate) unsafe fn set(
     value: *const c_void,
     len: socklen_t,
 ) -> Result<(), Errno> {
-    let wishes = &session.slot.wishes;
+    let (wishes, kept) = (&session.slot.wishes, &session.slot.kept);
     // SAFETY: the caller's promise.
     let number = || unsafe { read::<c_int>(value, len) };
     let count = |word: &AtomicU32, most: c_int| {
@@ -85,40 +99,38 @@ pub(crate) unsafe fn set(
             // SAFETY: the caller's promise.
             let linger = unsafe { read::<libc::linger>(value, len) }?;
             session.wish(wish::RESET, linger.l_onoff != 0 && linger.l_linger == 0);
+            let seconds = if linger.l_onoff != 0 { linger.l_linger.max(0) as u32 + 1 } else { 0 };
+            kept.set(kept_name(level, name), seconds);
         }
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
             // SAFETY: the caller's promise.
             let done = unsafe { real::setsockopt(session.fd, level, name, value, len) };
             wishes.told.fetch_or(wish::TIMED, Ordering::AcqRel);
-            // SAFETY: the address of this thread's `errno`.
-            return if done < 0 { Err(unsafe { *libc::__errno_location() }) } else { Ok(()) };
+            return sys::of_libc(done as isize).map(drop);
         }
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => return Err(libc::EOPNOTSUPP),
-        (libc::SOL_SOCKET, libc::SO_TYPE | libc::SO_ERROR | libc::SO_ACCEPTCONN) => {
-            return Err(libc::ENOPROTOOPT);
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) if !session.is_datagrams() => {
+            session.wish(wish::NO_DELAY, number()? != 0);
         }
-        (libc::SOL_SOCKET, _) => drop(number()?),
-        (libc::IPPROTO_TCP, _) if session.is_datagrams() => return Err(libc::ENOPROTOOPT),
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => session.wish(wish::NO_DELAY, number()? != 0),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => return count(&wishes.keep_idle, 32_767),
         (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => return count(&wishes.keep_interval, 32_767),
         (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => return count(&wishes.keep_count, 127),
-        (
-            libc::IPPROTO_TCP,
-            libc::TCP_CORK
-            | libc::TCP_QUICKACK
-            | libc::TCP_DEFER_ACCEPT
-            | libc::TCP_USER_TIMEOUT
-            | libc::TCP_FASTOPEN
-            | libc::TCP_MAXSEG
-            | libc::TCP_SYNCNT
-            | libc::TCP_LINGER2
-            | libc::TCP_WINDOW_CLAMP
-            | libc::TCP_NOTSENT_LOWAT,
-        ) => drop(number()?),
-        (libc::IPPROTO_TCP, libc::TCP_CONGESTION) if len > 0 => {}
-        (libc::IPPROTO_IP | libc::IPPROTO_IPV6, _) => {}
-        _ => return Err(libc::ENOPROTOOPT),
+        // Set for each answer by some: it makes no difference, since what is written at once is sent at once.
+        (libc::IPPROTO_TCP, libc::TCP_CORK) if !session.is_datagrams() => {
+            kept.set(kept_name(level, name), u32::from(number()? != 0));
+        }
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => {
+            number()?;
+            return Err(libc::EINVAL);
+        }
+        _ => {
+            let value = by_kernel(session, |fd| {
+                // SAFETY: the caller's promise.
+                unsafe { sys::setsockopt(fd, level, name, value, len as usize) }?;
+                Ok(sys::int_option(fd, level, name))
+            })?;
+            kept.set(kept_name(level, name), value as u32);
+        }
     }
     Ok(())
 }
@@ -157,36 +169,40 @@ pub(crate) unsafe fn get(
         }
         (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => c_int::from(session.slot.state() == state::LISTENING),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => wants(wish::KEEP_ALIVE),
-        (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => BUFFER,
-        (libc::SOL_SOCKET, libc::SO_REUSEADDR) => 1,
-        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => 1,
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
-            let linger = libc::linger { l_onoff: wants(wish::RESET), l_linger: 0 };
+            let seconds = session.slot.kept.get(kept_name(level, name)).unwrap_or(0) as c_int;
+            let linger = libc::linger { l_onoff: c_int::from(seconds > 0), l_linger: (seconds - 1).max(0) };
             // SAFETY: the caller's promise.
             return unsafe { give(linger, to, len) };
         }
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | libc::SO_INCOMING_CPU) => {
             // SAFETY: the caller's promise.
             let done = unsafe { real::getsockopt(session.fd, level, name, to, len) };
-            // SAFETY: the address of this thread's `errno`.
-            return if done < 0 { Err(unsafe { *libc::__errno_location() }) } else { Ok(()) };
+            return sys::of_libc(done as isize).map(drop);
         }
-        (libc::SOL_SOCKET, libc::SO_PEERCRED) => return Err(libc::ENOPROTOOPT),
-        (libc::SOL_SOCKET, _) => 0,
-        (libc::IPPROTO_TCP, _) if session.is_datagrams() => return Err(libc::ENOPROTOOPT),
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => wants(wish::NO_DELAY),
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) if !session.is_datagrams() => wants(wish::NO_DELAY),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => kept(&wishes.keep_idle, 7200),
         (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => kept(&wishes.keep_interval, 75),
         (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => kept(&wishes.keep_count, 9),
-        // SAFETY: the caller's promise.
-        (libc::IPPROTO_TCP, libc::TCP_INFO) => return unsafe { give(info(session)?, to, len) },
-        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => info(session)?.tcpi_snd_mss as c_int,
-        (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+        (libc::IPPROTO_TCP, libc::TCP_INFO) if session.is_open() => {
+            // SAFETY: the caller's promise.
+            return unsafe { give(info(session)?, to, len) };
+        }
+        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) if session.is_open() => info(session)?.tcpi_snd_mss as c_int,
+        (libc::IPPROTO_TCP, libc::TCP_CONGESTION) if !session.is_datagrams() => {
             // SAFETY: the caller's promise.
             return unsafe { give(*b"cubic\0\0\0\0\0\0\0\0\0\0\0", to, len) };
         }
-        (libc::IPPROTO_TCP, _) | (libc::IPPROTO_IP | libc::IPPROTO_IPV6, _) => 0,
-        _ => return Err(libc::ENOPROTOOPT),
+        _ => match session.slot.kept.get(kept_name(level, name)) {
+            Some(value) => value as c_int,
+            None => {
+                return by_kernel(session, |fd| {
+                    // SAFETY: the caller's promise.
+                    let done = unsafe { real::getsockopt(fd, level, name, to, len) };
+                    sys::of_libc(done as isize).map(drop)
+                });
+            }
+        },
     };
     // SAFETY: the caller's promise.
     unsafe { give(number, to, len) }

@@ -8,6 +8,7 @@ use offcore_session::{Place, Segments, app};
 
 use crate::link::{self, Mapped};
 use crate::lock::Held;
+use crate::real;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, GENERATION, Kind};
 
@@ -80,6 +81,11 @@ impl Session {
         if self.entry.v6 {
             self.slot.wishes.told.fetch_or(wish::V6, Ordering::AcqRel);
         }
+    }
+
+    /// Whether both sides have ended their streams.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.wants(wish::END) && self.slot.flags() & flags::ENDED != 0
     }
 
     /// Its entry, by what the slot says.
@@ -206,7 +212,11 @@ impl Session {
     /// Waits until there may be something to read; an error is what the kernel says, `EAGAIN` of a descriptor that does not
     /// wait. `false`: nothing comes any more.
     pub(crate) fn wait_readable(&self) -> Result<bool, Errno> {
-        let there = sys::receive_byte(self.fd, libc::MSG_PEEK)? > 0;
+        let mut byte = [0u8];
+        // By libc: a thread that is cancelled ends here.
+        // SAFETY: one byte that lives until the call returns.
+        let there = unsafe { real::recv(self.fd, byte.as_mut_ptr().cast(), 1, libc::MSG_PEEK) };
+        let there = sys::of_libc(there)? > 0;
         if there && !self.slot.wake.is_announced() {
             self.settle_late()?;
         }
@@ -217,7 +227,7 @@ impl Session {
     /// session is to be marked, after this.
     pub(crate) fn close_gate(&self) {
         for _ in 0..link::gate() {
-            let _ = sys::send_byte(self.fd, libc::MSG_DONTWAIT);
+            let _ = sys::send_byte(self.fd);
         }
         self.slot.wake.want_room();
     }
@@ -226,10 +236,14 @@ impl Session {
     pub(crate) fn wait_gate(&self) -> Result<(), Errno> {
         // Only a pair that takes nothing more makes the last byte wait. The stack is told after that: what it opens now lets
         // the byte through.
-        while sys::send_byte(self.fd, libc::MSG_DONTWAIT).is_ok() {}
+        while sys::send_byte(self.fd).is_ok() {}
         self.slot.wake.want_room();
         self.mark();
-        let waited = sys::send_byte(self.fd, 0).map(drop);
+        let byte = [0u8];
+        // By libc: a thread that is cancelled ends here.
+        // SAFETY: one byte that lives until the call returns.
+        let waited = unsafe { real::send(self.fd, byte.as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+        let waited = sys::of_libc(waited).map(drop);
         // The byte itself closes the gate again.
         self.slot.wake.want_room();
         self.mark();

@@ -174,7 +174,10 @@ fn may_send(session: &Session, how: c_int) -> Result<bool, Errno> {
         return Err(broken(how));
     }
     if session.is_over() {
-        return Err(session.take_error().unwrap_or_else(|| broken(how)));
+        return Err(match session.take_error() {
+            None | Some(libc::EPIPE) => broken(how),
+            Some(error) => error,
+        });
     }
     match session.slot.state() {
         state::OPEN => Ok(true),

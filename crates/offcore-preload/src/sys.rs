@@ -37,8 +37,8 @@ pub(crate) unsafe fn call(number: c_long, args: [usize; 6]) -> isize {
     result
 }
 
-/// What a call returned.
-fn result(value: isize) -> Result<usize, Errno> {
+/// What a system call returned.
+pub(crate) fn result(value: isize) -> Result<usize, Errno> {
     if value < 0 { Err(-value as Errno) } else { Ok(value as usize) }
 }
 
@@ -52,6 +52,12 @@ fn numbers(number: c_long, args: [usize; 6]) -> Result<usize, Errno> {
 pub(crate) fn set_errno(errno: Errno) {
     // SAFETY: the address of this thread's `errno`.
     unsafe { *libc::__errno_location() = errno }
+}
+
+/// What a function of libc returned.
+pub(crate) fn of_libc(value: isize) -> Result<usize, Errno> {
+    // SAFETY: the address of this thread's `errno`.
+    if value < 0 { Err(unsafe { *libc::__errno_location() }) } else { Ok(value as usize) }
 }
 
 /// What a function of libc returns: -1 and `errno` for an error.
@@ -97,20 +103,12 @@ pub(crate) fn raise(signal: c_int) {
     let _ = numbers(libc::SYS_tgkill, [pid() as usize, thread, signal as usize, 0, 0, 0]);
 }
 
-/// Sends one byte of no meaning.
-pub(crate) fn send_byte(fd: c_int, flags: c_int) -> Result<usize, Errno> {
+/// Sends one byte of no meaning, without waiting.
+pub(crate) fn send_byte(fd: c_int) -> Result<usize, Errno> {
     let byte = [0u8];
-    let flags = (flags | libc::MSG_NOSIGNAL) as usize;
+    let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
     // SAFETY: one byte that lives until the call returns.
     result(unsafe { call(libc::SYS_sendto, [fd as usize, byte.as_ptr() as usize, 1, flags, 0, 0]) })
-}
-
-/// Takes a byte, or (`MSG_PEEK`) waits for one.
-pub(crate) fn receive_byte(fd: c_int, flags: c_int) -> Result<usize, Errno> {
-    let mut byte = [0u8];
-    let args = [fd as usize, byte.as_mut_ptr() as usize, 1, flags as usize, 0, 0];
-    // SAFETY: one byte that lives until the call returns.
-    result(unsafe { call(libc::SYS_recvfrom, args) })
 }
 
 /// Takes what bytes of no meaning there are; `EAGAIN` when there is none.

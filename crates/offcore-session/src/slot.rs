@@ -11,7 +11,7 @@
 //! | 192 | 128 | | transmit direction: the application produces, the stack consumes |
 //! | 320 | 64 | both | who waits: see [`crate::wake`] |
 //! | 384 | 64 | application | locks between its threads and processes, and what it wants: see [`Wishes`] |
-//! | 448 | 64 | | reserved, 0 |
+//! | 448 | 64 | application | options that are only remembered: see [`Kept`] |
 //!
 //! A direction is two cache lines; each has one writer:
 //!
@@ -57,7 +57,7 @@ pub struct Slot {
     pub(crate) tx: Half,
     pub wake: Wake,
     pub wishes: Wishes,
-    rest: [AtomicU32; 16],
+    pub kept: Kept,
 }
 
 /// Flags of a slot, and of [`Identity::error`].
@@ -148,6 +148,39 @@ pub mod wish {
     pub const TIMED: u32 = 16;
 }
 
+/// Options of a socket that make no difference to the stack, as a program has set them: name and value of each, in the two
+/// halves of a word.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Kept([AtomicU64; 8]);
+
+impl Kept {
+    /// The value of an option; `None` when it was not set. Names are not 0.
+    pub fn get(&self, name: u32) -> Option<u32> {
+        let words = self.0.iter().map(|word| word.load(Ordering::Relaxed));
+        words.into_iter().find(|word| (word >> 32) as u32 == name).map(|word| word as u32)
+    }
+
+    /// Remembers an option, if there is room for it.
+    pub fn set(&self, name: u32, value: u32) {
+        let new = u64::from(name) << 32 | u64::from(value);
+        for word in &self.0 {
+            let found = word.load(Ordering::Relaxed);
+            let is_its = found == 0 || (found >> 32) as u32 == name;
+            if is_its && word.compare_exchange(found, new, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Remembers what another one does.
+    pub fn copy_from(&self, other: &Self) {
+        for (to, from) in self.0.iter().zip(&other.0) {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+}
+
 impl Identity {
     fn words(&self) -> impl Iterator<Item = &AtomicU32> {
         let Self { number, generation, kind, error, ports, family, local, remote } = self;
@@ -185,7 +218,7 @@ const _: () = {
     assert!(size_of::<Slot>() == SLOT);
     assert!(offset_of!(Slot, state) == 0 && offset_of!(Slot, flags) == 4 && offset_of!(Slot, identity) == 8);
     assert!(offset_of!(Slot, rx) == 64 && offset_of!(Slot, tx) == 192 && offset_of!(Slot, wake) == 320);
-    assert!(offset_of!(Slot, wishes) == 384 && offset_of!(Slot, rest) == 448);
+    assert!(offset_of!(Slot, wishes) == 384 && offset_of!(Slot, kept) == 448);
     assert!(size_of::<Half>() == 128);
     assert!(offset_of!(Half, edge) == 0 && offset_of!(Half, limit) == 8 && offset_of!(Half, p0) == 16);
     assert!(offset_of!(Half, small) == 24 && offset_of!(Half, table) == 28);
@@ -235,7 +268,10 @@ impl Slot {
 
     /// Makes it the slot of a new session: nothing in either direction, no blocks.
     pub(crate) fn reset(&self) {
-        let words = [&self.state, &self.flags].into_iter().chain(&self.rest);
+        for word in &self.kept.0 {
+            word.store(0, Ordering::Relaxed);
+        }
+        let words = [&self.state, &self.flags].into_iter();
         for word in words.chain(self.identity.words()).chain(self.wishes.words()) {
             word.store(0, Ordering::Relaxed);
         }

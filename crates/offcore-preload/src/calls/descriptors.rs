@@ -12,7 +12,7 @@ use crate::sys;
 use crate::table::{self, Entry, Kind};
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn close(fd: c_int) -> c_int {
+pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
     if link::is_own(fd) {
         return sys::returned_int(Err(libc::EBADF));
     }
@@ -47,7 +47,7 @@ fn gone(fd: c_int, entry: Entry) {
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let only_flag = flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0;
     if !only_flag && link::is_self() {
         let upto = (last as usize).saturating_add(1);
@@ -80,7 +80,7 @@ unsafe extern "C" fn closefrom(first: c_int) {
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn dup(fd: c_int) -> c_int {
+pub(super) unsafe extern "C" fn dup(fd: c_int) -> c_int {
     // SAFETY: the caller's promise.
     let new = unsafe { real::dup(fd) };
     if new >= 0 && link::is_self() {
@@ -90,7 +90,7 @@ unsafe extern "C" fn dup(fd: c_int) -> c_int {
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
+pub(super) unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { duplicate(from, to, || real::dup2(from, to)) }
 }
@@ -102,7 +102,7 @@ unsafe extern "C" fn __dup2(from: c_int, to: c_int) -> c_int {
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+pub(super) unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { duplicate(from, to, || real::dup3(from, to, flags)) }
 }
@@ -131,9 +131,8 @@ pub(super) fn adopt(fd: c_int) {
     if link::ensure().is_err() {
         return;
     }
-    let (Some(peer), Some(stack)) = (link::peer_of(fd), link::peer()) else { return };
     let is_stream = sys::int_option(fd, libc::SOL_SOCKET, libc::SO_TYPE) == libc::SOCK_STREAM;
-    if peer.pid != stack.pid || !is_stream || link::is_own(fd) {
+    if !is_stream || link::is_own(fd) || !link::is_stacks(fd) {
         return;
     }
     if let Ok((answer, received)) = link::ask(&Question::new(Call::Adopt, NONE, 0), &[fd]) {

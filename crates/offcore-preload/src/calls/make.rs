@@ -18,7 +18,7 @@ use crate::sys::{self, Errno};
 use crate::table::{self, Entry, Kind};
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: the caller's promise.
     let fd = unsafe { real::socket(domain, kind, protocol) };
     if fd >= 0 {
@@ -28,7 +28,7 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn bind(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
+pub(super) unsafe extern "C" fn bind(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
     let decided = match session::find(fd) {
         Target::Undecided(entry) => {
             // SAFETY: the caller's promise.
@@ -46,7 +46,7 @@ unsafe extern "C" fn bind(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_i
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
+pub(super) unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: the caller's promise.
     let address = unsafe { address::read(to, len) };
     let decided = match (session::find(fd), address) {
@@ -106,7 +106,7 @@ unsafe extern "C" fn __connect(fd: c_int, to: *const sockaddr, len: socklen_t) -
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+pub(super) unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     match session::find(fd) {
         Target::Session(session) => sys::returned_int(listen_session(&session)),
         Target::Undecided(entry) => {
@@ -136,7 +136,12 @@ unsafe extern "C" fn accept(fd: c_int, from: *mut sockaddr, len: *mut socklen_t)
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn accept4(fd: c_int, from: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+pub(super) unsafe extern "C" fn accept4(
+    fd: c_int,
+    from: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
     match session::find(fd) {
         Target::Session(session) => {
             // SAFETY: the caller's promise.
@@ -163,7 +168,7 @@ unsafe fn take(
     if listener.is_datagrams() {
         return Err(libc::EOPNOTSUPP);
     }
-    if listener.slot.state() != state::LISTENING {
+    if listener.slot.state() != state::LISTENING || listener.wants(wish::NO_READ) {
         return Err(libc::EINVAL);
     }
     if !from.is_null() && len.is_null() {
@@ -195,6 +200,7 @@ unsafe fn take(
     table::set(fd, Some(Entry::session(Kind::Stream, listener.entry.v6, accepted.session)));
     let session = session::get(fd).ok_or(libc::ECONNABORTED)?;
     session.note_family();
+    session.slot.kept.copy_from(&listener.slot.kept);
     session.slot.wishes.told.fetch_or(wish::ACCEPTED, Ordering::AcqRel);
     if listener.slot.wishes.told.load(Ordering::Relaxed) & wish::TIMED != 0 {
         decide::copy_times(listener.fd, fd);
@@ -219,7 +225,7 @@ unsafe fn name(session: &Session, end: End, to: *mut sockaddr, len: *mut socklen
     let has_peer = if session.is_datagrams() {
         datagrams::peer(session).is_some()
     } else {
-        session.slot.state() == state::OPEN && !session.is_over()
+        session.slot.state() == state::OPEN && !session.is_over() && !session.has_ended()
     };
     if end == End::Peer && !has_peer {
         return Err(libc::ENOTCONN);
@@ -230,7 +236,7 @@ unsafe fn name(session: &Session, end: End, to: *mut sockaddr, len: *mut socklen
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
+pub(super) unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match session::get(fd) {
         // SAFETY: the caller's promise.
         Some(session) => sys::returned_int(unsafe { name(&session, End::Ours, to, len) }.map(|()| 0)),
@@ -240,7 +246,7 @@ unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn getpeername(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
+pub(super) unsafe extern "C" fn getpeername(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match session::get(fd) {
         // SAFETY: the caller's promise.
         Some(session) => sys::returned_int(unsafe { name(&session, End::Peer, to, len) }.map(|()| 0)),

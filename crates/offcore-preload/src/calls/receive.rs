@@ -43,7 +43,7 @@ unsafe fn receive(
 const NOBODY: (*mut sockaddr, *mut socklen_t) = (core::ptr::null_mut(), core::ptr::null_mut());
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+pub(super) unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
     match session::find(fd) {
         Target::Session(_) if len == 0 => 0,
         Target::Session(session) => {
@@ -58,7 +58,7 @@ unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
 
 /// What a session of a stack that is gone has: an error, and then its end.
 fn dead(fd: c_int) -> Result<usize, Errno> {
-    while sys::receive_byte(fd, libc::MSG_DONTWAIT)? > 0 {}
+    while sys::take_bytes(fd)? > 0 {}
     Ok(0)
 }
 
@@ -85,7 +85,7 @@ unsafe extern "C" fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, room: s
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
+pub(super) unsafe extern "C" fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
     let Some(session) = session::get(fd) else {
         // SAFETY: the caller's promise.
         return unsafe { real::readv(fd, to, count) };
@@ -162,7 +162,7 @@ unsafe extern "C" fn __recv_chk(
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn recvfrom(
+pub(super) unsafe extern "C" fn recvfrom(
     fd: c_int,
     to: *mut c_void,
     len: size_t,
@@ -226,7 +226,7 @@ unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, how: c_int) -> ssize_t {
+pub(super) unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, how: c_int) -> ssize_t {
     let Some(session) = session::get(fd) else {
         // SAFETY: the caller's promise.
         let received = unsafe { real::recvmsg(fd, header, how) };
@@ -256,7 +256,7 @@ unsafe fn adopt(header: *const msghdr) {
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn recvmmsg(
+pub(super) unsafe extern "C" fn recvmmsg(
     fd: c_int,
     headers: *mut mmsghdr,
     count: c_uint,

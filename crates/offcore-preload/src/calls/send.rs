@@ -34,7 +34,7 @@ unsafe fn give(
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+pub(super) unsafe extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     match session::find(fd) {
         Target::Session(session) => {
             // SAFETY: the caller's promise.
@@ -52,7 +52,7 @@ unsafe extern "C" fn __write(fd: c_int, from: *const c_void, len: size_t) -> ssi
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
+pub(super) unsafe extern "C" fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
     match session::get(fd) {
         // SAFETY: the caller's promise.
         Some(session) => sys::returned(unsafe {
@@ -143,7 +143,7 @@ unsafe fn addressed(
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn sendto(
+pub(super) unsafe extern "C" fn sendto(
     fd: c_int,
     from: *const c_void,
     len: size_t,
@@ -180,7 +180,7 @@ unsafe fn message(fd: c_int, header: &msghdr, how: c_int) -> Result<Option<usize
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn sendmsg(fd: c_int, header: *const msghdr, how: c_int) -> ssize_t {
+pub(super) unsafe extern "C" fn sendmsg(fd: c_int, header: *const msghdr, how: c_int) -> ssize_t {
     if crate::table::get(fd).is_some() {
         // SAFETY: the caller's promise.
         let Some(header) = (unsafe { header.as_ref() }) else { return sys::returned(Err(libc::EFAULT)) };
@@ -196,7 +196,12 @@ unsafe extern "C" fn sendmsg(fd: c_int, header: *const msghdr, how: c_int) -> ss
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn sendmmsg(fd: c_int, headers: *mut mmsghdr, count: c_uint, how: c_int) -> c_int {
+pub(super) unsafe extern "C" fn sendmmsg(
+    fd: c_int,
+    headers: *mut mmsghdr,
+    count: c_uint,
+    how: c_int,
+) -> c_int {
     if crate::table::get(fd).is_none() {
         // SAFETY: the caller's promise.
         return unsafe { real::sendmmsg(fd, headers, count, how) };
@@ -220,7 +225,12 @@ unsafe extern "C" fn sendmmsg(fd: c_int, headers: *mut mmsghdr, count: c_uint, h
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn sendfile(to: c_int, from: c_int, position: *mut off_t, count: size_t) -> ssize_t {
+pub(super) unsafe extern "C" fn sendfile(
+    to: c_int,
+    from: c_int,
+    position: *mut off_t,
+    count: size_t,
+) -> ssize_t {
     let Some(session) = session::get(to) else {
         // SAFETY: the caller's promise.
         return unsafe { real::sendfile(to, from, position, count) };
@@ -260,6 +270,7 @@ unsafe extern "C" fn splice(
     match (session::get(from), session::get(to)) {
         // SAFETY: the caller's promise.
         (None, None) => unsafe { real::splice(from, from_position, to, to_position, len, flags) },
+        _ if len == 0 => 0,
         (Some(_), _) if !from_position.is_null() => sys::returned(Err(libc::EINVAL)),
         (_, Some(_)) if !to_position.is_null() => sys::returned(Err(libc::ESPIPE)),
         // One of both has to be a pipe.

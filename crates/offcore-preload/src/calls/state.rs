@@ -14,7 +14,7 @@ use crate::sys::{self, Errno};
 use crate::table;
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+pub(super) unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     match session::get(fd) {
         Some(session) => sys::returned_int(end(&session, how)),
         // SAFETY: the caller's promise.
@@ -35,7 +35,7 @@ fn end(session: &Session, how: c_int) -> Result<usize, Errno> {
     } else {
         matches!(session.slot.state(), state::OPEN | state::LISTENING)
     };
-    if !connected || session.is_over() {
+    if !connected || session.is_over() || session.has_ended() {
         return Err(libc::ENOTCONN);
     }
     let bits = if read { wish::NO_READ } else { 0 } | if write { wish::END } else { 0 };
@@ -47,7 +47,7 @@ fn end(session: &Session, how: c_int) -> Result<usize, Errno> {
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn getsockopt(
+pub(super) unsafe extern "C" fn getsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -65,7 +65,7 @@ unsafe extern "C" fn getsockopt(
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn setsockopt(
+pub(super) unsafe extern "C" fn setsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -86,7 +86,7 @@ unsafe extern "C" fn setsockopt(
 const SIOCATMARK: c_ulong = 0x8905;
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+pub(super) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     let session = match request {
         libc::FIONREAD | libc::TIOCOUTQ | SIOCATMARK => session::get(fd),
         _ => None,
@@ -112,7 +112,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_in
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { real::fcntl(fd, command, argument) };
     if result >= 0 && matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {

@@ -15,8 +15,10 @@ const GATE: u32 = 8;
 const SMALLEST: usize = 2048;
 const STEP: usize = 256;
 const STEPS: usize = 128;
-/// Bytes of kernel memory that a message in a listener's queue takes, about.
-const MESSAGE: usize = 1024;
+/// Bytes of kernel memory that a message in a listener's queue takes, at most; a queue that is not of a few messages at least
+/// is told to have room again too late.
+const MESSAGE: usize = 2048;
+const FEWEST: usize = 16;
 
 /// How pairs are made on this kernel.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +116,7 @@ pub(super) fn open_gate(ours: BorrowedFd<'_>) {
 /// Lets about `messages` messages lie in a listener's queue, as far as this process may.
 pub(super) fn set_backlog(ours: BorrowedFd<'_>, messages: usize) {
     // The kernel doubles what it is asked for.
-    let size = messages * MESSAGE / 2;
+    let size = messages.max(FEWEST) * MESSAGE / 2;
     if set_socket_send_buffer_size_force(ours, size).is_err() {
         // Cut to what is allowed: connections beyond wait in the stack.
         let _ = set_socket_send_buffer_size(ours, size);

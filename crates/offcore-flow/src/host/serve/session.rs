@@ -280,7 +280,13 @@ impl Session {
         hangs: bool,
         counts: &mut ServeCounts,
     ) -> Ending {
-        let error = error_of(cause);
+        // As Linux: who writes to a peer that has ended its stream, and is reset, has a broken pipe.
+        let error = match error_of(cause) {
+            error if cause == Cause::Reset && self.flags & flags::ENDED != 0 && error != 0 => {
+                number(Errno::PIPE)
+            }
+            error => error,
+        };
         slot.identity.error.store(error, Ordering::Release);
         self.show(slot, flags::OVER);
         let ending = if error == 0 || !self.reset(slot, counts) { Ending::Stays } else { Ending::Reset };
@@ -317,7 +323,8 @@ impl Session {
 
     /// Whether it ends by a reset when the application closes it.
     pub(super) fn wants_reset(slot: &Slot) -> bool {
-        slot.wishes.options.load(Ordering::Acquire) & wish::RESET != 0
+        let never_accepted = slot.wishes.told.load(Ordering::Relaxed) & wish::ACCEPTED == 0;
+        never_accepted || slot.wishes.options.load(Ordering::Acquire) & wish::RESET != 0
     }
 }
 

@@ -1,0 +1,68 @@
+//! Streams of the C library over sessions.
+//!
+//! glibc's streams read and write by system calls of their own. Those of a session are streams with functions of their own
+//! instead (`fopencookie`), which come back here.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+
+use libc::{FILE, size_t, ssize_t};
+
+use super::{descriptors, receive, send};
+use crate::real;
+use crate::session;
+use crate::sys;
+
+/// glibc's `cookie_io_functions_t`.
+#[repr(C)]
+struct Functions {
+    read: unsafe extern "C" fn(*mut c_void, *mut c_char, size_t) -> ssize_t,
+    write: unsafe extern "C" fn(*mut c_void, *const c_char, size_t) -> ssize_t,
+    seek: Option<unsafe extern "C" fn(*mut c_void, *mut i64, c_int) -> c_int>,
+    close: unsafe extern "C" fn(*mut c_void) -> c_int,
+}
+
+unsafe extern "C" {
+    fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Functions) -> *mut FILE;
+}
+
+/// Where glibc's `FILE` has its descriptor (`bits/types/struct_FILE.h`): behind the flags and 13 addresses.
+const DESCRIPTOR: usize = 8 + 13 * 8;
+
+unsafe extern "C" fn read(cookie: *mut c_void, to: *mut c_char, len: size_t) -> ssize_t {
+    // SAFETY: the stream's buffer.
+    unsafe { receive::read(cookie as usize as c_int, to.cast(), len) }
+}
+
+/// 0 is an error here.
+unsafe extern "C" fn write(cookie: *mut c_void, from: *const c_char, len: size_t) -> ssize_t {
+    // SAFETY: the stream's buffer.
+    unsafe { send::write(cookie as usize as c_int, from.cast(), len) }.max(0)
+}
+
+unsafe extern "C" fn close(cookie: *mut c_void) -> c_int {
+    // SAFETY: the stream's descriptor.
+    unsafe { descriptors::close(cookie as usize as c_int) }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+    if session::get(fd).is_none() {
+        // SAFETY: the caller's promise.
+        return unsafe { real::fdopen(fd, mode) } as *mut FILE;
+    }
+    // SAFETY: the caller's promise: a string.
+    let first = unsafe { CStr::from_ptr(mode) }.to_bytes().first();
+    if !matches!(first, Some(b'r' | b'w' | b'a')) {
+        sys::set_errno(libc::EINVAL);
+        return core::ptr::null_mut();
+    }
+    let functions = Functions { read, write, seek: None, close };
+    // SAFETY: the functions are as glibc wants them; the cookie is no address.
+    let file = unsafe { fopencookie(fd as usize as *mut c_void, mode, functions) };
+    if !file.is_null() {
+        // What `fileno` returns.
+        // SAFETY: glibc's layout, which programs have compiled in; streams with functions of their own do not use it.
+        unsafe { file.cast::<u8>().add(DESCRIPTOR).cast::<c_int>().write(fd) };
+    }
+    file
+}
