@@ -25,6 +25,8 @@ use crate::worker::idle::Idle;
 
 /// Bytes of the headers before a segment's payload, at least.
 const HEADERS: usize = 40;
+/// Bytes of FIFOs of a stack that has no connections of its own.
+const OWN_MEMORY: usize = 1 << 20;
 /// Packets of a ring between two workers, at most, and what part of the pool all rings may hold.
 const RING: usize = 1024;
 const RING_SHARE: usize = 4;
@@ -49,6 +51,10 @@ impl Hosting {
     /// What the stack of one worker is told.
     fn config(&self, secret: [u8; 16], share: Share) -> Config {
         let mut config = Config { secret, share, ..Config::default() };
+        if let Hosted::Others(_) = &self.app {
+            // Each application has memory of its own; nothing uses the stack's.
+            config.memory = OWN_MEMORY;
+        }
         if let Hosted::Epping(epping) = &self.app {
             config.largest_segment = epping.segment.unwrap_or(u16::MAX);
             // A chunk and the next one, as far as a FIFO holds them.

@@ -8,7 +8,7 @@ mod streams;
 #[path = "../apps/world.rs"]
 mod world;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use offcore_flow::host::serve::{Serve, ServeConfig, ServeCounts, ServeError};
@@ -23,8 +23,13 @@ fn path() -> PathBuf {
     std::env::temp_dir().join(format!("offcore-serve-{}-{number}", std::process::id()))
 }
 
-fn serve(path: &std::path::Path) -> Result<Serve, ServeError> {
-    let config = ServeConfig { path: path.to_owned(), allow: Vec::new(), memory: 64 << 20 };
+fn serve(path: &Path) -> Result<Serve, ServeError> {
+    serve_also(path, &[])
+}
+
+/// A server that lets in these users, too.
+fn serve_also(path: &Path, allow: &[u32]) -> Result<Serve, ServeError> {
+    let config = ServeConfig { path: path.to_owned(), allow: allow.to_vec(), memory: 64 << 20 };
     Serve::open(config, Block::private(&ServeCounts::NAMES))
 }
 

@@ -12,13 +12,14 @@ use offcore_flow::host::serve::{Serve, ServeError};
 use offcore_port::Wake;
 use offcore_session::control::Owner;
 use offcore_session::message::{Call, Hello, KEY, NONE, Question, VERSION, Welcome};
+use offcore_tcp::proto::Config;
 use rustix::event::{PollFlags as Bits, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::process::{Process, bits, greet, hear, knock, listen, receive, send_with};
 use crate::world::World;
-use crate::{path, serve, world};
+use crate::{path, serve, serve_also, world};
 
 /// Where the stack of a child of a test is, and the application that it joins.
 const CHILD: &str = "OFFCORE_TEST_SERVE";
@@ -65,6 +66,35 @@ fn who_may_not_join_hears_why() {
     assert!(greet(&mut world, &knock(&path), b"GET / HTTP/1.1").is_none());
     let counts = world.app.counts();
     assert_eq!((counts.applications, counts.refused, counts.misused), (0, 3, 1));
+}
+
+#[test]
+fn other_users_are_let_in_when_they_are_named() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIP: other_users_are_let_in_when_they_are_named: needs root");
+    }
+    let path = path();
+    let mut world = World::new(serve_also(&path, &[54_321]).unwrap(), Config::default());
+    // A thread's user is its own, as the system call has it.
+    let knock_as = |user| {
+        let path = path.clone();
+        let knocking = std::thread::spawn(move || {
+            let user = rustix::process::Uid::from_raw(user);
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            knock(&path)
+        });
+        knocking.join().unwrap()
+    };
+    let hello = |key| Hello { version: VERSION, key }.to_bytes();
+    let mut error = |user, key| greet(&mut world, &knock_as(user), &hello(key)).unwrap().0.error;
+    let refused = Errno::ACCESS.raw_os_error() as u32;
+    assert_eq!(error(54_322, [0; KEY]), refused);
+    assert_eq!(error(54_321, [0; KEY]), 0);
+    // An application is of one user's.
+    let process = Process::attach(&mut world, &path);
+    let mut error = |user, key| greet(&mut world, &knock_as(user), &hello(key)).unwrap().0.error;
+    assert_eq!(error(54_321, process.welcome.key), refused);
+    assert_eq!(error(0, process.welcome.key), 0);
 }
 
 #[test]

@@ -17,6 +17,9 @@ use super::sessions::Beginning;
 use super::{Serve, wire};
 use crate::host::Calls;
 
+/// Connections of a kernel's listener that are passed on in a round, at most.
+const KERNELS: usize = 64;
+
 /// A connection on its way to the application.
 type Passed = (Accepted, OwnedFd);
 
@@ -80,7 +83,7 @@ impl Serve {
 
     /// The same for the kernel's connections. `false`: there may be more later.
     fn pass_kernels(&mut self, app: usize, number: u32) -> bool {
-        loop {
+        for _ in 0..KERNELS {
             let Some(listener) = self.listener(app, number) else { return false };
             let Some(kernel) = &listener.kernel else { return true };
             // The application has it, too, and could have made it one that blocks.
@@ -92,7 +95,7 @@ impl Serve {
                     }
                 }
                 // That one is gone; there may be others.
-                Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO | Errno::PERM) => {}
+                Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => {}
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
                     // It stays in the kernel's queue, and the kernel does not tell of it again.
                     self.wait(app, number);
@@ -101,6 +104,8 @@ impl Serve {
                 Err(_) => return true,
             }
         }
+        self.wait(app, number);
+        false
     }
 
     /// A session for a connection that has come.

@@ -213,9 +213,8 @@ impl Session {
     /// Opens the gate if the application waits for room and there is some; else the stack will tell.
     pub(super) fn make_room(&mut self, slot: &Slot, calls: &mut Calls<'_>, counts: &mut ServeCounts) {
         let Some(conn) = self.conn().filter(|_| slot.wake.wants_room()) else { return };
-        let is_open = slot.state() == state::OPEN || matches!(self.what, What::Datagrams(_));
         if !self.is_over() {
-            if !is_open {
+            if !self.is_open(slot) {
                 return;
             }
             let enough = |calls: &Calls<'_>| {
@@ -231,6 +230,15 @@ impl Session {
         }
         if slot.wake.open() {
             self.open_gate(counts);
+        }
+    }
+
+    /// Whether it can be written to, as far as there is room.
+    pub(super) fn is_open(&self, slot: &Slot) -> bool {
+        match self.what {
+            What::Stream(_) => slot.state() == state::OPEN,
+            What::Datagrams(_) => true,
+            _ => false,
         }
     }
 

@@ -258,7 +258,7 @@ impl Serve {
             let application = apps.get_mut(app).and_then(Option::as_deref_mut);
             let Some((session, slot)) = application.and_then(|app| app.both(number)) else { continue };
             session.announce_again(slot, calls, counts);
-            if session.conn().is_some() && slot.state() == state::OPEN {
+            if session.is_open(slot) {
                 session.open(slot, counts);
             }
         }
