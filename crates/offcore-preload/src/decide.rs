@@ -57,6 +57,9 @@ fn become_session(fd: c_int, entry: Entry, (found, end): (Where, c_int)) -> Resu
     let kind = if entry.kind == Kind::OpenStream { Kind::Stream } else { Kind::Datagrams };
     let new = Entry::session(kind, entry.v6, found);
     let options = Options::of(fd, end);
+    if let Ok(owner @ 1..) = sys::fcntl(fd, libc::F_GETOWN, 0) {
+        let _ = sys::fcntl(end, libc::F_SETOWN, owner);
+    }
     for fd in descriptors(fd, entry) {
         let cloexec = sys::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0) as c_int & libc::FD_CLOEXEC;
         let flags = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };

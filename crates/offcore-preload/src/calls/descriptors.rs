@@ -152,4 +152,5 @@ pub(crate) fn inherit() {
         return;
     }
     sys::each_descriptor(adopt);
+    super::stdio::standard();
 }

@@ -17,11 +17,12 @@ use crate::sys;
 struct Functions {
     read: unsafe extern "C" fn(*mut c_void, *mut c_char, size_t) -> ssize_t,
     write: unsafe extern "C" fn(*mut c_void, *const c_char, size_t) -> ssize_t,
-    seek: Option<unsafe extern "C" fn(*mut c_void, *mut i64, c_int) -> c_int>,
+    seek: unsafe extern "C" fn(*mut c_void, *mut i64, c_int) -> c_int,
     close: unsafe extern "C" fn(*mut c_void) -> c_int,
 }
 
 unsafe extern "C" {
+    fn setvbuf(file: *mut FILE, buffer: *mut c_char, mode: c_int, len: size_t) -> c_int;
     fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Functions) -> *mut FILE;
 }
 
@@ -39,9 +40,40 @@ unsafe extern "C" fn write(cookie: *mut c_void, from: *const c_char, len: size_t
     unsafe { send::write(cookie as usize as c_int, from.cast(), len) }.max(0)
 }
 
+unsafe extern "C" fn seek(_: *mut c_void, _: *mut i64, _: c_int) -> c_int {
+    sys::set_errno(libc::ESPIPE);
+    -1
+}
+
 unsafe extern "C" fn close(cookie: *mut c_void) -> c_int {
     // SAFETY: the stream's descriptor.
     unsafe { descriptors::close(cookie as usize as c_int) }
+}
+
+unsafe extern "C" {
+    static mut stdin: *mut FILE;
+    static mut stdout: *mut FILE;
+    static mut stderr: *mut FILE;
+}
+
+/// A program that has just been executed may have sessions for its standard streams, as those of inetd have.
+pub(crate) fn standard() {
+    // SAFETY: glibc's variables, which nobody else uses yet.
+    unsafe {
+        for (fd, stream, mode) in
+            [(0, &raw mut stdin, c"r"), (1, &raw mut stdout, c"w"), (2, &raw mut stderr, c"w")]
+        {
+            if session::get(fd).is_some() {
+                let file = fdopen(fd, mode.as_ptr());
+                if !file.is_null() {
+                    *stream = file;
+                }
+            }
+        }
+        if session::get(2).is_some() {
+            setvbuf(stderr, core::ptr::null_mut(), libc::_IONBF, 0);
+        }
+    }
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
@@ -56,7 +88,7 @@ unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
         sys::set_errno(libc::EINVAL);
         return core::ptr::null_mut();
     }
-    let functions = Functions { read, write, seek: None, close };
+    let functions = Functions { read, write, seek, close };
     // SAFETY: the functions are as glibc wants them; the cookie is no address.
     let file = unsafe { fopencookie(fd as usize as *mut c_void, mode, functions) };
     if !file.is_null() {

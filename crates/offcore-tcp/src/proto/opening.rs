@@ -15,6 +15,8 @@ use super::stack::Stack;
 use super::tcb::{Asking, CHALLENGE, State, Tcb};
 use super::timewait::{self, Action, Ended, Inserted};
 
+/// SYNs after which a next hop that does not answer is given up.
+const HOP_TRIES: u8 = 2;
 /// Connections that are half open, at most, of all listeners.
 const HALVES: usize = 1 << 16;
 
@@ -92,6 +94,13 @@ impl Stack {
         if asking.tries > SYN_RETRIES {
             return self.over(id, Cause::TimedOut, out);
         }
+        // The next hop has had three seconds to say where it is, as Linux gives it.
+        let (tries, hop) = (asking.tries, (conn.tcb.way.iface, conn.tcb.way.next_hop));
+        if tries == HOP_TRIES && self.net.station(now, hop, out).is_none() {
+            return self.over(id, Cause::Unreachable, out);
+        }
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let Some(asking) = &mut conn.tcb.asking else { return };
         asking.due = now + (SYN_TIMEOUT << asking.tries);
         let again = asking.tries > 0;
         asking.tries += 1;

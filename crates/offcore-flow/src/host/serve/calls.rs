@@ -233,7 +233,11 @@ impl Serve {
         let application = self.app(app).ok_or(Errno::BADF)?;
         let id = application.id;
         if question.number == NONE {
-            let conn = calls.stack.connect(calls.now, id, None, to, calls.out).map_err(errno)?;
+            // Nothing that is sent to an address of ours comes back: whoever else has it answers.
+            if calls.stack.has_address(to.ip()) {
+                return Err(Errno::NETUNREACH);
+            }
+            let conn = calls.stack.connect(calls.now, id, question.local, to, calls.out).map_err(errno)?;
             let Some(place) = calls.stack.slot(conn) else { return Err(Errno::NOBUFS) };
             let local = calls.stack.info(conn).map(|info| info.local);
             let what = What::Stream(conn);
@@ -289,7 +293,10 @@ impl Serve {
         };
         let (address, port) = match (bound, question.local) {
             (Some(bound), _) => bound,
-            (None, Some(local)) => (None, self.stream_port(None, local.port())?),
+            (None, Some(local)) => {
+                let address = Some(local.ip()).filter(|address| !address.is_unspecified());
+                (address, self.stream_port(address, local.port())?)
+            }
             (None, None) => return Err(Errno::INVAL),
         };
         let listener = calls.stack.listen(id, address, port, backlog, shares).map_err(errno)?;
