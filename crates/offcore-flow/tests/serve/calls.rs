@@ -3,20 +3,18 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::process::Command;
 use std::sync::atomic::Ordering;
 
 use offcore_session::Datagrams;
 use offcore_session::datagram::Header;
-use offcore_session::message::{Accepted, Call, Hello, KEY, Question, SHARE_PORT, Session, VERSION};
+use offcore_session::message::{Accepted, Call, Question, SHARE_PORT, Session};
 use offcore_session::slot::state;
 use offcore_tcp::proto::AppId;
 use rustix::event::PollFlags as Bits;
 use rustix::io::Errno;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::process::{End, Process, bind, connect_to, greet, knock, listen, receive};
-use crate::world;
+use crate::process::{End, Process, bind, connect_to, listen, receive};
+use crate::setup::world;
 
 const STREAM: u32 = 1;
 const DATAGRAM: u32 = 2;
@@ -184,56 +182,4 @@ fn the_kernels_connections_come_through_the_same_queue() {
     world.run(0.1);
     assert!(TcpStream::connect(to).is_err(), "the stack has let go of it");
     let _ = other;
-}
-
-/// Set for a process that is to run out of descriptors: others have the same limit otherwise.
-const ALONE: &str = "OFFCORE_TEST_ALONE";
-
-#[test]
-fn without_descriptors_connections_are_refused() {
-    if std::env::var_os(ALONE).is_none() {
-        let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", "calls::without_descriptors_connections_are_refused", "--nocapture"]);
-        let output = child.env(ALONE, "1").output().unwrap();
-        let [told, error] =
-            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-        assert!(output.status.success() && told.contains("1 passed"), "{told}{error}");
-        return;
-    }
-    let (mut world, path) = world();
-    let process = Process::attach(&mut world, &path);
-    let listener = process.listen(&mut world, 80, 16);
-    let limit = getrlimit(Resource::Nofile);
-    let set = |current| setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit }).unwrap();
-    set(0);
-    let client = world.connect(80);
-    world.run(0.1);
-    assert!(world.is_closed(&client), "it is reset");
-    assert_eq!((world.app.counts().refused, world.app.counts().sessions), (1, 1));
-    let error = process.open(&mut world, &connect_to(address("10.0.0.2:7"))).err();
-    assert_eq!(error, errno(Errno::MFILE));
-    assert_eq!(process.open(&mut world, &listen(81, 1)).err(), errno(Errno::MFILE));
-    assert_eq!(process.open(&mut world, &bind(STREAM, address("0.0.0.0:82"))).err(), errno(Errno::MFILE));
-    assert_eq!(process.open(&mut world, &bind(DATAGRAM, address("0.0.0.0:83"))).err(), errno(Errno::MFILE));
-    // A process that knocks waits, and is let in when there are descriptors.
-    set(limit.current.unwrap());
-    let socket = knock(&path);
-    set(0);
-    let before = world.app.counts().refused;
-    world.run(0.5);
-    let tries = world.app.counts().refused - before;
-    assert!((1..=50).contains(&tries), "{tries} tries in 50 turns");
-    set(limit.current.unwrap());
-    let hello = Hello { version: VERSION, key: [0; KEY] };
-    let (welcome, _) = greet(&mut world, &socket, &hello.to_bytes()).unwrap();
-    assert_eq!(welcome.error, 0);
-    // Nothing of what failed is left.
-    for port in [81, 82] {
-        process.listen(&mut world, port, 1);
-    }
-    process.open(&mut world, &bind(DATAGRAM, address("0.0.0.0:83"))).unwrap();
-    world.connect(80);
-    world.run(0.1);
-    assert!(process.accept(&listener).is_some());
-    assert_eq!(world.server.path.stack.connections(), 1);
 }

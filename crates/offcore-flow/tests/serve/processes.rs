@@ -1,29 +1,23 @@
-//! Processes attach, join, fork, misbehave and die.
+//! Processes attach, join, fork and misbehave.
 
-use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 
 use offcore_flow::host::App;
-use offcore_flow::host::serve::{Serve, ServeError};
+use offcore_flow::host::serve::ServeError;
 use offcore_port::Wake;
 use offcore_session::control::Owner;
-use offcore_session::message::{Call, Hello, KEY, NONE, Question, VERSION, Welcome};
+use offcore_session::message::{Call, Hello, KEY, NONE, Question, VERSION};
 use offcore_tcp::proto::Config;
-use rustix::event::{PollFlags as Bits, Timespec};
+use rustix::event::PollFlags as Bits;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::process::{Process, bits, greet, hear, knock, listen, receive, send_with};
+use crate::setup::{path, serve, serve_also, world};
 use crate::world::World;
-use crate::{path, serve, serve_also, world};
-
-/// Where the stack of a child of a test is, and the application that it joins.
-const CHILD: &str = "OFFCORE_TEST_SERVE";
-const KEY_OF_CHILD: &str = "OFFCORE_TEST_KEY";
 
 #[test]
 fn a_second_stack_is_refused_and_a_dead_one_replaced() {
@@ -198,110 +192,4 @@ fn a_sleeping_worker_wakes() {
     assert!(!is_woken(&mut world));
     let _socket = knock(&path);
     assert!(is_woken(&mut world));
-}
-
-/// A process of a test's: it attaches, listens at port 80, and waits to be killed.
-fn child(path: &Path, key: [u8; KEY]) -> Child {
-    let key: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "processes::another_process", "--nocapture"])
-        .env(CHILD, path)
-        .env(KEY_OF_CHILD, key)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap()
-}
-
-/// What a child does. Without a stack to attach to it is no child.
-#[test]
-fn another_process() {
-    let Ok(path) = std::env::var(CHILD) else { return };
-    let digits = std::env::var(KEY_OF_CHILD).unwrap();
-    let key = std::array::from_fn(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap());
-    let socket = knock(Path::new(&path));
-    send_with(socket.as_fd(), &Hello { version: VERSION, key }.to_bytes(), &[]);
-    let wait = || {
-        let mut events = [rustix::event::PollFd::new(&socket, Bits::IN)];
-        rustix::event::poll(&mut events, Some(&Timespec { tv_sec: 60, tv_nsec: 0 })).unwrap();
-    };
-    wait();
-    let mut bytes = [0; Welcome::LEN];
-    let (len, descriptors) = receive(socket.as_fd(), &mut bytes).unwrap();
-    let process =
-        Process::new(socket.try_clone().unwrap(), Welcome::from_bytes(&bytes[..len]).unwrap(), descriptors);
-    send_with(process.socket.as_fd(), &listen(80, 8).to_bytes(), &[]);
-    process.look();
-    wait();
-    let _listener = receive(socket.as_fd(), &mut [0; 256]).unwrap();
-    // Until it is killed, or the test is.
-    let _ = std::io::stdin().read(&mut [0; 1]);
-}
-
-fn run_until(world: &mut World<Serve>, mut done: impl FnMut(&World<Serve>) -> bool) {
-    for _ in 0..10_000 {
-        if done(world) {
-            return;
-        }
-        world.turn();
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
-    panic!("{:?}", world.app.counts());
-}
-
-#[test]
-fn what_a_killed_process_had_is_closed() {
-    let (mut world, path) = world();
-    let mut child = child(&path, [0; KEY]);
-    run_until(&mut world, |world| world.app.counts().sessions == 1);
-    let clients: Vec<_> = (0..3).map(|_| world.connect(80)).collect();
-    run_until(&mut world, |world| world.app.counts().sessions == 4);
-    let memory = world.server.path.stack.counts().memory;
-    child.kill().unwrap();
-    child.wait().unwrap();
-    run_until(&mut world, |world| world.app.counts().applications == 0);
-    world.run(0.5);
-    let counts = world.app.counts();
-    assert_eq!((counts.processes, counts.sessions), (0, 0));
-    // Until the last connection has ended, which the peers put off.
-    world.run(70.0);
-    assert_eq!(world.server.path.stack.counts().memory, memory - (64 << 20), "its memory is free");
-    assert!(clients.iter().all(|client| world.has_ended(client) || world.is_closed(client)));
-    // Nobody listens any more, and another may.
-    let process = Process::attach(&mut world, &path);
-    process.listen(&mut world, 80, 1);
-}
-
-#[test]
-fn who_waits_for_a_killed_process_goes_on() {
-    let (mut world, path) = world();
-    let process = Process::attach(&mut world, &path);
-    let listener = process.listen(&mut world, 79, 4);
-    let mut client = world.connect(79);
-    world.run(0.1);
-    let mut end = process.accept(&listener).unwrap();
-    let mut child = child(&path, process.welcome.key);
-    run_until(&mut world, |world| world.app.counts().sessions == 3);
-    assert_eq!(world.app.counts().processes, 2);
-
-    // One of its threads has stored what it has written, taken the token and closed the gate; it is killed before it has said
-    // any of that.
-    world.write(&mut client, b"to be read");
-    world.run(0.1);
-    assert_eq!(end.bits(), Bits::IN | Bits::OUT);
-    rustix::net::recv(&end.fd, &mut [0; 1], rustix::net::RecvFlags::DONTWAIT).unwrap();
-    for _ in 0..process.welcome.gate {
-        rustix::io::write(&end.fd, &[0]).unwrap();
-    }
-    assert_eq!(end.writer.write(b"written"), 7);
-    world.run(0.1);
-    assert_eq!(end.bits(), Bits::empty());
-    child.kill().unwrap();
-    child.wait().unwrap();
-    run_until(&mut world, |world| world.app.counts().processes == 1);
-    world.run(0.1);
-    assert_eq!(end.bits(), Bits::IN | Bits::OUT);
-    assert_eq!(world.read(&mut client, 100), b"written");
-    assert_eq!(process.read(&mut end, 100), b"to be read");
-    assert_eq!(world.app.counts().sessions, 2, "its listener is gone");
 }

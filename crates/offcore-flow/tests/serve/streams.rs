@@ -28,7 +28,7 @@ fn reset() -> Bits {
 
 /// A process, and a connection that it has accepted at port 80.
 fn accepted() -> (World<Serve>, Process, End, End, Client) {
-    let (mut world, path) = crate::world();
+    let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
     let listener = process.listen(&mut world, 80, 16);
     let (end, client) = another(&mut world, &process, &listener);
@@ -54,7 +54,7 @@ fn sessions(world: &World<Serve>) -> u64 {
 
 #[test]
 fn connections_are_accepted_and_echoed() {
-    let (mut world, path) = crate::world();
+    let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
     let listener = process.listen(&mut world, 80, 16);
     assert_eq!((listener.bits(), listener.slot().state()), (Bits::empty(), state::LISTENING));
@@ -87,7 +87,7 @@ fn connections_are_accepted_and_echoed() {
 
 #[test]
 fn data_that_came_before_it_was_accepted_is_announced() {
-    let (mut world, path) = crate::world();
+    let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
     let listener = process.listen(&mut world, 80, 16);
     let mut client = world.connect(80);
@@ -122,7 +122,7 @@ fn a_token_is_not_put_twice() {
 
 #[test]
 fn connections_that_are_asked_for_open_or_are_refused() {
-    let (mut world, path) = crate::world();
+    let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
     let listener = world.listen(7);
     let mut end = process.open(&mut world, &connect_to(peer(7))).unwrap();
@@ -297,7 +297,7 @@ fn nonsense_resets_its_session_and_no_other() {
 
 #[test]
 fn a_full_queue_holds_connections_back() {
-    let (mut world, path) = crate::world();
+    let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
     let listener = process.listen(&mut world, 80, 16);
     let clients: Vec<_> = (0..34).map(|_| world.connect(80)).collect();
@@ -320,7 +320,7 @@ fn a_full_queue_holds_connections_back() {
 
 #[test]
 fn who_is_not_accepted_is_reset_when_the_listener_goes() {
-    let (mut world, path) = crate::world();
+    let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
     let listener = process.listen(&mut world, 80, 16);
     let clients: Vec<_> = (0..34).map(|_| world.connect(80)).collect();
@@ -334,7 +334,7 @@ fn who_is_not_accepted_is_reset_when_the_listener_goes() {
 
 #[test]
 fn what_a_listener_wants_its_connections_want() {
-    let (mut world, path) = crate::world();
+    let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
     let listener = process.listen(&mut world, 80, 4);
     let wishes = &listener.slot().wishes;
