@@ -13,6 +13,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 /// Sessions of an application, at most.
 #[cfg(not(all(loom, test)))]
 pub const SESSIONS: usize = 1 << 16;
+/// The same for models, which look at every word.
 #[cfg(all(loom, test))]
 pub const SESSIONS: usize = 64;
 /// Processes of an application, at most.

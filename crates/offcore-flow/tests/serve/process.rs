@@ -14,7 +14,7 @@ use offcore_session::control::Control;
 use offcore_session::message::{
     Accepted, Answer, Call, Hello, KEY, NONE, Question, Session, VERSION, Welcome,
 };
-use offcore_session::slot::Slot;
+use offcore_session::slot::{Slot, wish};
 use offcore_session::{Memory, Place, Reader, Segments, Writer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -168,6 +168,8 @@ impl Process {
         let reader = Reader::new(Arc::clone(&self.memory), place).unwrap();
         let writer = Writer::new(Arc::clone(&self.memory), place).unwrap();
         let end = End { session, place, fd, reader, writer, memory: Arc::clone(&self.memory) };
+        // Until a program has it, it ends by a reset.
+        end.slot().wishes.told.store(wish::ACCEPTED, Ordering::Relaxed);
         assert_eq!(end.slot().identity.generation.load(Ordering::Relaxed), session.generation);
         end
     }

@@ -295,15 +295,30 @@ fn nonsense_resets_its_session_and_no_other() {
     assert_eq!(sessions(&world), 2);
 }
 
+/// Connections to a listener until its queue is full, and some more, which wait in the stack.
+fn fill_queue(world: &mut World<Serve>) -> Vec<Client> {
+    let mut clients = Vec::new();
+    loop {
+        let before = sessions(world);
+        clients.push(world.connect(80));
+        world.run(0.1);
+        if sessions(world) == before {
+            break;
+        }
+    }
+    clients.extend((0..8).map(|_| world.connect(80)));
+    world.run(0.2);
+    clients
+}
+
 #[test]
 fn a_full_queue_holds_connections_back() {
     let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
     let listener = process.listen(&mut world, 80, 16);
-    let clients: Vec<_> = (0..34).map(|_| world.connect(80)).collect();
-    world.run(0.2);
+    let clients = fill_queue(&mut world);
     let before = sessions(&world);
-    assert!((17..34).contains(&before), "{before} sessions for 34 connections");
+    assert!(before >= 16, "{before} sessions");
     world.run(0.2);
     assert_eq!(sessions(&world), before, "nothing is made for what cannot be passed on");
     let mut ends = Vec::new();
@@ -323,8 +338,7 @@ fn who_is_not_accepted_is_reset_when_the_listener_goes() {
     let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
     let listener = process.listen(&mut world, 80, 16);
-    let clients: Vec<_> = (0..34).map(|_| world.connect(80)).collect();
-    world.run(0.2);
+    let clients = fill_queue(&mut world);
     drop(listener);
     world.run(0.5);
     let ended = |client| world.is_closed(client) || world.has_ended(client);
@@ -404,7 +418,7 @@ fn a_reset_after_the_end_shows() {
     abort(&mut world, &client);
     // The end of the pair that was shut cannot show an error.
     assert_eq!(end_of.bits(), IN | OUT | Bits::HUP | RDHUP);
-    assert_eq!((end_of.error(), end_of.slot().flags()), (104, flags::ENDED | flags::OVER));
+    assert_eq!((end_of.error(), end_of.slot().flags()), (32, flags::ENDED | flags::OVER));
     assert_eq!(process.read(&mut end_of, 100), b"last");
     world.run(0.5);
     assert_eq!(sessions(&world), 2);
