@@ -5,7 +5,7 @@
 //! takes its place under all its descriptors, with the same flags, and the options go with it.
 
 use core::ffi::c_int;
-use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use offcore_session::message::{Call, NONE, Question, SHARE_PORT, Session as Where};
@@ -154,6 +154,8 @@ fn ask_session(fd: c_int, question: &Question, descriptors: &[c_int]) -> Result<
 pub(crate) enum Decided {
     /// It is the kernel's for this call.
     Kernel,
+    /// The same, by way of loopback: it is to the stack's own address.
+    Loopback(SocketAddr),
     Session(Session),
 }
 
@@ -262,6 +264,14 @@ pub(crate) fn connect(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided
     };
     match ask_session(fd, &question, &[]) {
         Ok(found) => become_session(fd, entry, found).map(Decided::Session),
+        Err(libc::EOPNOTSUPP) => {
+            leave(fd, entry);
+            let here = match to.ip() {
+                IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+                IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+            };
+            Ok(Decided::Loopback(SocketAddr::new(here, to.port())))
+        }
         // The stack has no way there, or there is no stack.
         Err(libc::ENETUNREACH | libc::ENETDOWN | libc::ECONNREFUSED | libc::ENOENT | libc::EACCES) => {
             leave(fd, entry);
@@ -307,7 +317,7 @@ pub(crate) fn connect_session(session: &Session, to: SocketAddr) -> Result<(), E
             let entry = reopen(session)?;
             match connect(session.fd, entry, to)? {
                 Decided::Session(session) => connected(&session),
-                Decided::Kernel => Err(libc::ENETUNREACH),
+                Decided::Kernel | Decided::Loopback(_) => Err(libc::ENETUNREACH),
             }
         }
         state::CONNECTING if session.is_nonblocking() => Err(libc::EALREADY),

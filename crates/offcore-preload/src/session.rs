@@ -177,6 +177,10 @@ impl Session {
     /// After a read that has left `left` bytes: what comes from now on is announced again. The bytes of the pair are taken
     /// when there is nothing to be read.
     pub(crate) fn settle(&self, reader: &app::Reader<Mapped>, left: usize) {
+        if self.is_over() {
+            // The byte that is last is the stack's, which knows by it that there is a descriptor.
+            return;
+        }
         let (wake, leftover) = (&self.slot.wake, &self.slot.wishes.leftover);
         let announced = wake.is_announced();
         if left > 0 && announced {
@@ -230,6 +234,15 @@ impl Session {
             let _ = sys::send_byte(self.fd);
         }
         self.slot.wake.want_room();
+    }
+
+    /// Waits until the gate, which is closed, is opened. A signal ends it that has come since signals were blocked.
+    pub(crate) fn wait_gate_or_signal(&self, signals: &sys::Blocked) -> Result<(), Errno> {
+        let zero = libc::timeval { tv_sec: 0, tv_usec: 0 };
+        let time = sys::socket_option(self.fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, zero);
+        let time = time.filter(|time| time.tv_sec != 0 || time.tv_usec != 0);
+        let time = time.map(|time| libc::timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_usec * 1000 });
+        sys::wait_for_room(self.fd, signals, time)
     }
 
     /// Waits until the gate is opened.

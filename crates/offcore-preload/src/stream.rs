@@ -137,6 +137,7 @@ pub(crate) fn send_file(session: &Session, file: c_int, position: i64, len: usiz
 unsafe fn send_from(session: &Session, source: Source<'_>, len: usize, how: c_int) -> Result<usize, Errno> {
     let mut done = 0;
     let mut nonblocking = (how & libc::MSG_DONTWAIT != 0).then_some(true);
+    let mut signals = None;
     loop {
         let is_open = match may_send(session, how) {
             Ok(is_open) => is_open,
@@ -158,7 +159,13 @@ unsafe fn send_from(session: &Session, source: Source<'_>, len: usize, how: c_in
         if *nonblocking.get_or_insert_with(|| session.is_nonblocking()) {
             return if done > 0 { Ok(done) } else { Err(libc::EAGAIN) };
         }
-        match session.wait_gate() {
+        let waited = if done > 0 {
+            // What has been written is returned when a signal comes, be it while this call does not wait.
+            session.wait_gate_or_signal(signals.get_or_insert_with(sys::Blocked::new))
+        } else {
+            session.wait_gate()
+        };
+        match waited {
             Ok(()) => {}
             Err(_) if session.is_over() => {}
             Err(_) if done > 0 => return Ok(done),

@@ -234,6 +234,19 @@ pub(crate) fn file_len(fd: c_int) -> Option<usize> {
     (done == 0).then_some(stat.st_size as usize)
 }
 
+/// Waits until a descriptor can be written to, or has ended, with signals as they were before they were blocked: `EINTR` when
+/// one comes or has come, `EAGAIN` when the time is up.
+pub(crate) fn wait_for_room(fd: c_int, signals: &Blocked, time: Option<libc::timespec>) -> Result<(), Errno> {
+    let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    let time = time.as_ref().map_or(0, |time| ptr::from_ref(time) as usize);
+    let args = [&raw mut poll as usize, 1, time, &raw const signals.0 as usize, size_of::<u64>(), 0];
+    // SAFETY: one entry, a time and a mask that live until the call returns.
+    match result(unsafe { call(libc::SYS_ppoll, args) })? {
+        0 => Err(libc::EAGAIN),
+        _ => Ok(()),
+    }
+}
+
 /// Blocks all signals of this thread until it is dropped.
 pub(crate) struct Blocked(u64);
 
@@ -244,6 +257,38 @@ impl Blocked {
         // SAFETY: both masks live until the call returns.
         unsafe { call(libc::SYS_rt_sigprocmask, args) };
         Self(before)
+    }
+}
+
+impl Blocked {
+    /// Whether a signal has come meanwhile that interrupts calls (`signal(7)`): one with a handler, without `SA_RESTART`.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        /// The kernel's `struct sigaction`.
+        #[repr(C)]
+        struct Action {
+            handler: usize,
+            flags: u64,
+            restorer: usize,
+            mask: u64,
+        }
+        let mut pending = 0u64;
+        // SAFETY: a mask that lives until the call returns.
+        unsafe { call(libc::SYS_rt_sigpending, [&raw mut pending as usize, 8, 0, 0, 0, 0]) };
+        let mut pending = pending & !self.0;
+        while pending != 0 {
+            let signal = pending.trailing_zeros() as usize + 1;
+            pending &= pending - 1;
+            let mut action = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
+            let args = [signal, 0, &raw mut action as usize, 8, 0, 0];
+            // SAFETY: an action that lives until the call returns.
+            unsafe { call(libc::SYS_rt_sigaction, args) };
+            if ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.handler)
+                && action.flags & libc::SA_RESTART as u64 == 0
+            {
+                return true;
+            }
+        }
+        false
     }
 }
 

@@ -61,10 +61,10 @@ pub enum Call {
     Segments = 1,
     /// A session with an address of the stack's: `local`, `value` is the kind (`SOCK_STREAM` or `SOCK_DGRAM`).
     Bind = 2,
-    /// A connection to `remote`: of session `number`, or of a new one where that is [`NONE`].
+    /// A connection to `remote`: of session `number`, or of a new one where that is [`NONE`], from `local` if there is one.
+    /// `EOPNOTSUPP`: that is an address of the stack's own.
     Connect = 3,
-    /// Connections to session `number`, or where that is [`NONE`] to port `local` of all addresses; `value` is the
-    /// backlog, with [`SHARE_PORT`] where others may listen there, too.
+    /// Connections to session `number`, or where that is [`NONE`] to `local`; `value` is the backlog, with [`SHARE_PORT`] where others may listen there, too.
     Listen = 4,
     /// Which session an end is of.
     Adopt = 5,

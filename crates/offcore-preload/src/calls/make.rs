@@ -1,10 +1,11 @@
 //! Sockets are made, named, connected and accepted.
 
 use core::ffi::c_int;
+use core::mem;
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
 
-use libc::{sockaddr, socklen_t};
+use libc::{sockaddr, sockaddr_storage, socklen_t};
 use offcore_session::message::Accepted;
 use offcore_session::slot::{state, wish};
 
@@ -39,7 +40,7 @@ pub(super) unsafe extern "C" fn bind(fd: c_int, to: *const sockaddr, len: sockle
     };
     match decided {
         // SAFETY: the caller's promise.
-        Ok(Decided::Kernel) => unsafe { real::bind(fd, to, len) },
+        Ok(Decided::Kernel | Decided::Loopback(_)) => unsafe { real::bind(fd, to, len) },
         Ok(Decided::Session(_)) => 0,
         Err(error) => sys::returned_int(Err(error)),
     }
@@ -49,20 +50,29 @@ pub(super) unsafe extern "C" fn bind(fd: c_int, to: *const sockaddr, len: sockle
 pub(super) unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: the caller's promise.
     let address = unsafe { address::read(to, len) };
+    let signals = sys::Blocked::new();
     let decided = match (session::find(fd), address) {
         (Target::Session(session), address) => {
+            drop(signals);
             return sys::returned_int(connect_again(&session, address).map(|()| 0));
         }
         // SAFETY: the caller's promise.
         (Target::Undecided(entry), Ok(address)) if entry.v6 || !unsafe { address::is_v6(to) } => {
             decide::connect(fd, entry, address).map(|decided| (decided, address))
         }
-        // SAFETY: the caller's promise.
-        _ => return unsafe { real::connect(fd, to, len) },
+        _ => {
+            drop(signals);
+            // SAFETY: the caller's promise.
+            return unsafe { real::connect(fd, to, len) };
+        }
     };
+    let interrupted = signals.is_interrupted();
+    drop(signals);
     let result = match decided {
         // SAFETY: the caller's promise.
         Ok((Decided::Kernel, _)) => return unsafe { real::connect(fd, to, len) },
+        Ok((Decided::Loopback(here), _)) => return connect_kernel(fd, here),
+        Ok((Decided::Session(session), _)) if interrupted && !session.is_nonblocking() => Err(libc::EINTR),
         Ok((Decided::Session(session), address)) if session.is_datagrams() => {
             datagrams::connect(&session, Some(address));
             Ok(())
@@ -71,6 +81,19 @@ pub(super) unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: soc
         Err(error) => Err(error),
     };
     sys::returned_int(result.map(|()| 0))
+}
+
+/// Has the kernel connect a socket.
+fn connect_kernel(fd: c_int, to: SocketAddr) -> c_int {
+    // SAFETY: a structure of numbers.
+    let mut storage: sockaddr_storage = unsafe { mem::zeroed() };
+    let mut len = size_of::<sockaddr_storage>() as socklen_t;
+    let v6 = sys::int_option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) == libc::AF_INET6;
+    // SAFETY: there is room for an address of any family, which lives until the call returns.
+    unsafe {
+        address::write(to, v6, (&raw mut storage).cast(), &raw mut len);
+        real::connect(fd, (&raw const storage).cast(), len)
+    }
 }
 
 /// What becomes of a stream that has just been asked for. One that a call has waited for in vain is a new socket again.

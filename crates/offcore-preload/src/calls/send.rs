@@ -132,7 +132,7 @@ unsafe fn addressed(
             let Ok(to) = address() else { return Ok(None) };
             match decide::connect(fd, entry, to)? {
                 Decided::Session(session) => session,
-                Decided::Kernel => return Ok(None),
+                Decided::Kernel | Decided::Loopback(_) => return Ok(None),
             }
         }
         _ => return Ok(None),

@@ -233,9 +233,9 @@ impl Serve {
         let application = self.app(app).ok_or(Errno::BADF)?;
         let id = application.id;
         if question.number == NONE {
-            // Nothing that is sent to an address of ours comes back: whoever else has it answers.
+            // Nothing that is sent to an address of ours comes back: the kernel connects programs of this machine.
             if calls.stack.has_address(to.ip()) {
-                return Err(Errno::NETUNREACH);
+                return Err(Errno::OPNOTSUPP);
             }
             let conn = calls.stack.connect(calls.now, id, question.local, to, calls.out).map_err(errno)?;
             let Some(place) = calls.stack.slot(conn) else { return Err(Errno::NOBUFS) };
