@@ -8,7 +8,7 @@ use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use offcore_session::message::{Call, NONE, Question, SHARE_PORT, Session as Where};
+use offcore_session::message::{Call, NONE, ONLY_V6, Question, SHARE_PORT, Session as Where};
 use offcore_session::slot::{state, wish};
 
 use crate::address;
@@ -222,7 +222,9 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
         return Ok(Decided::Kernel);
     };
     let share = sys::int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT) != 0;
-    let value = backlog_of(backlog) | if share { SHARE_PORT } else { 0 };
+    let only_v6 = entry.v6 && sys::int_option(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != 0;
+    let bit = |bit, on| if on { bit } else { 0 };
+    let value = backlog_of(backlog) | bit(SHARE_PORT, share) | bit(ONLY_V6, only_v6);
     let mut question = Question::new(Call::Listen, NONE, value);
     question.local = Some(local);
     match ask_session(fd, &question, &[fd]) {

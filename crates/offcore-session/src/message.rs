@@ -64,7 +64,8 @@ pub enum Call {
     /// A connection to `remote`: of session `number`, or of a new one where that is [`NONE`], from `local` if there is one.
     /// `EOPNOTSUPP`: that is an address of the stack's own.
     Connect = 3,
-    /// Connections to session `number`, or where that is [`NONE`] to `local`; `value` is the backlog, with [`SHARE_PORT`] where others may listen there, too.
+    /// Connections to session `number`, or where that is [`NONE`] to `local`, where 0.0.0.0 is all IPv4 addresses, and `::`
+    /// all addresses; `value` is the backlog, with [`SHARE_PORT`] where others may listen there, too, and [`ONLY_V6`].
     Listen = 4,
     /// Which session an end is of.
     Adopt = 5,
@@ -78,6 +79,8 @@ pub enum Call {
 pub const NONE: u32 = u32::MAX;
 /// Of [`Call::Listen`]: `SO_REUSEPORT`.
 pub const SHARE_PORT: u32 = 1 << 31;
+/// Of [`Call::Listen`]: `IPV6_V6ONLY`.
+pub const ONLY_V6: u32 = 1 << 30;
 
 /// A call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -42,7 +42,8 @@ pub enum CallError {
 }
 
 impl Stack {
-    /// Takes connections to `port`, at one address of ours or at all; the listener's number. Port 0 is one that nobody has:
+    /// Takes connections to `port`, at one address of ours or at all (0.0.0.0: those of IPv4, `::`: those of IPv6); the
+    /// listener's number. Port 0 is one that nobody has:
     /// [`listener_info`](Self::listener_info) knows it. The connections are of `app`, and use its memory.
     ///
     /// Listeners of one application may have the same address and port when all of them were asked for with `reuse_port`:
@@ -61,7 +62,7 @@ impl Stack {
         if !self.arenas.is_open(app) {
             return Err(CallError::NoApp);
         }
-        if !address.as_ref().is_none_or(|address| self.net.has(*address)) {
+        if !address.is_none_or(|address| address.is_unspecified() || self.net.has(address)) {
             return Err(CallError::NotOurs);
         }
         let backlog = backlog.clamp(1, u16::MAX.into());

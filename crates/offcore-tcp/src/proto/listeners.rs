@@ -1,7 +1,7 @@
 //! Listeners: addresses and ports that connections come to.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::addr::{AppId, ConnId};
 
@@ -10,6 +10,7 @@ use super::addr::{AppId, ConnId};
 pub(super) struct Listener {
     /// Whose its connections are.
     pub app: AppId,
+    /// None is all; 0.0.0.0 and `::` are all of one family.
     pub address: Option<IpAddr>,
     pub port: u16,
     /// Others of its application may have the same address and port.
@@ -18,6 +19,15 @@ pub(super) struct Listener {
     pub backlog: usize,
     pub half_open: usize,
     pub accept: VecDeque<ConnId>,
+}
+
+/// All addresses of one family, which are some of all addresses.
+const ALL_OF_ONE: [Option<IpAddr>; 2] =
+    [Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), Some(IpAddr::V6(Ipv6Addr::UNSPECIFIED))];
+
+/// All addresses of the family of one.
+fn any_like(address: IpAddr) -> IpAddr {
+    if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
 /// Listeners by address and port.
@@ -31,7 +41,16 @@ pub(super) struct Listeners {
 impl Listeners {
     /// Adds one; `None` when the address and port have one that it may not share them with.
     pub(super) fn insert(&mut self, listener: Listener) -> Option<u32> {
-        let here = self.by_address.entry((listener.address, listener.port)).or_default();
+        let port = listener.port;
+        let clashes: &[Option<IpAddr>] = match listener.address {
+            None => &ALL_OF_ONE,
+            Some(ip) if ip.is_unspecified() => &[None],
+            Some(_) => &[],
+        };
+        if clashes.iter().any(|other| self.by_address.contains_key(&(*other, port))) {
+            return None;
+        }
+        let here = self.by_address.entry((listener.address, port)).or_default();
         // As one of them is, so are all.
         if let Some(&other) = here.first() {
             let other = self.all.get(other as usize)?.as_ref()?;
@@ -61,8 +80,8 @@ impl Listeners {
         Some(listener)
     }
 
-    /// Who takes connections to an address: its own listeners go before those of all addresses. Of several, `choose` says
-    /// which: a number below how many there are.
+    /// Who takes connections to an address: its own listeners go before those of all addresses of its family, and these
+    /// before those of any. Of several, `choose` says which: a number below how many there are.
     pub(super) fn find(
         &self,
         address: IpAddr,
@@ -70,7 +89,7 @@ impl Listeners {
         choose: impl FnOnce(usize) -> usize,
     ) -> Option<u32> {
         let at = |address| self.by_address.get(&(address, port));
-        match &at(Some(address)).or_else(|| at(None))?[..] {
+        match &at(Some(address)).or_else(|| at(Some(any_like(address)))).or_else(|| at(None))?[..] {
             [one] => Some(*one),
             several => several.get(choose(several.len())).copied(),
         }
@@ -87,5 +106,45 @@ impl Listeners {
 
     pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Listener> {
         self.all.get_mut(index as usize)?.as_mut()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_are_told_apart() {
+        let mut listeners = Listeners::default();
+        let mut listen = |address: Option<&str>, port| {
+            let address = address.map(|address| address.parse().unwrap());
+            let accept = VecDeque::new();
+            let app = AppId::OWN;
+            listeners.insert(Listener {
+                app,
+                address,
+                port,
+                reuse_port: false,
+                backlog: 1,
+                half_open: 0,
+                accept,
+            })
+        };
+        let [four, six, own] = ["0.0.0.0", "::", "10.0.0.2"].map(|address| listen(Some(address), 7).unwrap());
+        assert_eq!((listen(None, 7), listen(Some("::"), 7)), (None, None));
+        let all = listen(None, 8).unwrap();
+        assert_eq!((listen(Some("0.0.0.0"), 8), listen(Some("::"), 8)), (None, None));
+        let other = listen(Some("fd00::2"), 8).unwrap();
+        let only = listen(Some("::"), 9).unwrap();
+        let found = |address: &str, port| listeners.find(address.parse().unwrap(), port, |_| 0);
+        assert_eq!(
+            [found("10.0.0.1", 7), found("10.0.0.2", 7), found("fd00::1", 7)],
+            [four, own, six].map(Some)
+        );
+        assert_eq!(
+            [found("10.0.0.1", 8), found("fd00::1", 8), found("fd00::2", 8)],
+            [all, all, other].map(Some)
+        );
+        assert_eq!([found("10.0.0.1", 9), found("fd00::1", 9)], [None, Some(only)]);
     }
 }

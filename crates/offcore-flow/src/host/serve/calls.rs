@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use offcore_session::message::{
-    Answer, Call, INFO, MOST_DESCRIPTORS, NONE, Question, SHARE_PORT, Session as Named,
+    Answer, Call, INFO, MOST_DESCRIPTORS, NONE, ONLY_V6, Question, SHARE_PORT, Session as Named,
 };
 use offcore_session::slot::state;
 use offcore_tcp::proto::{CallError, Info};
@@ -197,7 +197,11 @@ impl Serve {
 
     /// The port of a stream that is bound: the one that is wanted, or one that nobody has.
     fn stream_port(&self, address: Option<IpAddr>, port: u16) -> Result<u16, Errno> {
-        let overlap = |other: Option<IpAddr>| other.is_none() || address.is_none() || other == address;
+        let overlap = |other: Option<IpAddr>| {
+            let (Some(one), Some(other)) = (address, other) else { return true };
+            let any = one.is_unspecified() || other.is_unspecified();
+            one == other || any && one.is_ipv4() == other.is_ipv4()
+        };
         let sessions = || self.apps.iter().flatten().flat_map(|app| app.sessions());
         if port != 0 {
             // Others may have bound it, too: who listens first has it.
@@ -280,7 +284,7 @@ impl Serve {
         calls: &mut Calls<'_>,
     ) -> Result<Reply, Errno> {
         let shares = question.value & SHARE_PORT != 0;
-        let backlog = (question.value & !SHARE_PORT).clamp(1, u16::MAX.into()) as usize;
+        let backlog = (question.value & !(SHARE_PORT | ONLY_V6)).clamp(1, u16::MAX.into()) as usize;
         let application = self.app(app).ok_or(Errno::BADF)?;
         let id = application.id;
         let bound = match application.session(question.number).map(|session| &session.what) {
@@ -294,7 +298,8 @@ impl Serve {
         let (address, port) = match (bound, question.local) {
             (Some(bound), _) => bound,
             (None, Some(local)) => {
-                let address = Some(local.ip()).filter(|address| !address.is_unspecified());
+                let both = local.ip() == Ipv6Addr::UNSPECIFIED && question.value & ONLY_V6 == 0;
+                let address = (!both).then_some(local.ip().to_canonical());
                 (address, self.stream_port(address, local.port())?)
             }
             (None, None) => return Err(Errno::INVAL),
