@@ -40,6 +40,18 @@ pub enum Need {
     Curl,
     /// `wrk`, a load generator for HTTP.
     Wrk,
+    /// `ab`, another one.
+    Ab,
+    /// `nginx`.
+    Nginx,
+    /// `redis-server`, and its clients.
+    Redis,
+    /// `sshd`, and its client.
+    Ssh,
+    /// `openssl`.
+    Openssl,
+    /// `python3`.
+    Python,
     /// This many free MiB of 2 MiB hugepages.
     Hugepages(u32),
     /// At least this many cores to run on.
@@ -95,6 +107,14 @@ impl Need {
             Self::Tcpdump => program("tcpdump", "tcpdump"),
             Self::Curl => program("curl", "curl"),
             Self::Wrk => program("wrk", "wrk"),
+            Self::Ab => program("ab", "apache2-utils"),
+            Self::Nginx => program("nginx", "nginx-light"),
+            Self::Redis => {
+                program("redis-server", "redis-server").or_else(|| program("redis-cli", "redis-tools"))
+            }
+            Self::Ssh => program("sshd", "openssh-server").or_else(|| program("ssh", "openssh-client")),
+            Self::Openssl => program("openssl", "openssl"),
+            Self::Python => program("python3", "python3"),
             Self::Hugepages(mib) => {
                 let free = free_hugepage_mib();
                 (free < mib).then(|| {

@@ -21,7 +21,7 @@ enum SeenBy {
     File(&'static str),
 }
 
-const PEERS: [Peer; 18] = [
+const PEERS: [Peer; 26] = [
     Peer::program("g++", "g++"),
     Peer::program("pkg-config", "pkg-config"),
     Peer::program("dpdk", "dpdk-devbind.py"),
@@ -36,6 +36,14 @@ const PEERS: [Peer; 18] = [
     Peer::program("tcpdump", "tcpdump"),
     Peer::program("curl", "curl"),
     Peer::program("wrk", "wrk"),
+    Peer::program("apache2-utils", "ab"),
+    Peer::program("nginx-light", "nginx"),
+    Peer::program("redis-server", "redis-server"),
+    Peer::program("redis-tools", "redis-benchmark"),
+    Peer::program("openssh-server", "sshd"),
+    Peer::program("openssh-client", "ssh"),
+    Peer::program("openssl", "openssl"),
+    Peer::program("python3", "python3"),
     Peer::program("iputils-ping", "ping"),
     Peer::program("valgrind", "valgrind"),
     Peer::program("util-linux", "taskset"),

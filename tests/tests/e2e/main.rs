@@ -10,6 +10,7 @@ mod copy;
 mod dpdk;
 mod dsa;
 mod epping;
+mod exec;
 mod gpu;
 mod guest;
 mod hostile;

@@ -1,0 +1,178 @@
+//! Unmodified programs on the stack, by `offcore exec`: servers and clients as distributions ship them, the kernel's stack at
+//! the other end of a TAP interface.
+
+mod load;
+mod nginx;
+
+use std::fs;
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use offcore_bench::peer::process::Process;
+use peers::{Need, Netns, Offcore, TempDir, offcore};
+
+use super::tcp::{self, OURS, host};
+
+/// The stack's addresses.
+const STACK: [&str; 2] = OURS;
+/// The kernel's, on the same link.
+const KERNEL: &str = "10.77.0.1";
+const NEEDS: [Need; 5] = tcp::NEEDS;
+/// Without progress for so long a test fails.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A stack that serves programs, in a namespace of its own. All that runs there ends with it.
+struct Stage {
+    stack: Option<Offcore>,
+    // Ends what has been left, before the namespace is deleted.
+    _guard: Guard,
+    netns: Netns,
+    dir: TempDir,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let (netns, dir) = (Netns::new().unwrap(), TempDir::new().unwrap());
+        // Servers change to users who may read what is in it.
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let guard = Guard::new(&netns);
+        let mut stage = Self { stack: None, _guard: guard, netns, dir };
+        stage.start_stack();
+        stage
+    }
+
+    fn socket(&self) -> String {
+        self.path("stack")
+    }
+
+    fn start_stack(&mut self) {
+        let socket = self.socket();
+        self.stack = Some(host(&self.netns, "", &["--serve", &socket, "--idle", "sleep"]));
+    }
+
+    /// Ends the stack, which has to be well.
+    fn stop(mut self) {
+        tcp::stop(self.stack.take().unwrap());
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.file(name).display().to_string()
+    }
+
+    /// A file that everybody may read.
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        let path = self.dir.file(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, content).unwrap();
+        path.display().to_string()
+    }
+
+    /// A program, beside the stack or, with `rules` or without, on it.
+    fn on_stack(&self, rules: &[&str], program: &[&str]) -> Command {
+        let mut command = self.netns.command(offcore::binary().unwrap());
+        command.args(["exec", "--stack", &self.socket()]);
+        command.args(rules.iter().flat_map(|rule| ["--only", rule]));
+        command.arg("--").args(program);
+        command
+    }
+
+    /// Starts a program on the stack.
+    fn start(&self, program: &[&str]) -> Process {
+        Process::spawn(program[0], self.on_stack(&[], program)).unwrap()
+    }
+
+    /// Starts a program beside the stack.
+    fn start_beside(&self, program: &[&str]) -> Process {
+        let mut command = self.netns.command(program[0]);
+        command.args(&program[1..]);
+        Process::spawn(program[0], command).unwrap()
+    }
+
+    /// What a program on the stack prints, which ends well.
+    fn run(&self, program: &[&str]) -> String {
+        finish(self.start(program))
+    }
+
+    /// What a program beside the stack prints, which ends well.
+    fn run_beside(&self, program: &[&str]) -> String {
+        finish(self.start_beside(program))
+    }
+
+    /// Waits until the kernel can connect to an address.
+    fn wait_listening(&self, address: &str, port: u16, server: &Process) {
+        until("a listener", || self.connects(address, port), || server.tail());
+    }
+
+    fn connects(&self, address: &str, port: u16) -> bool {
+        let to = SocketAddr::new(address.parse().unwrap(), port);
+        self.netns.within(|| Ok(TcpStream::connect_timeout(&to, Duration::from_secs(2)).is_ok())).unwrap()
+    }
+}
+
+/// Waits for a program to end, well: what it printed.
+fn finish(mut program: Process) -> String {
+    let status = program.wait_for_exit(TIMEOUT).unwrap();
+    assert!(status.success(), "{status}: {}", program.tail());
+    program.stdout_from(0)
+}
+
+/// Waits until a condition holds.
+fn until(what: &str, mut holds: impl FnMut() -> bool, tail: impl Fn() -> String) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < TIMEOUT, "waited for {what}: {}", tail());
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Kills what is in a namespace when it is dropped, or this process has ended: servers leave children, and themselves.
+struct Guard(Child);
+
+impl Guard {
+    fn new(netns: &Netns) -> Self {
+        const SCRIPT: &str = "trap '' INT TERM HUP; read -r _
+            for round in 1 2 3 4 5 6 7 8; do
+                pids=$(ip netns pids \"$1\" 2>&-) || exit
+                [ -n \"$pids\" ] || exit
+                kill -9 $pids 2>&-
+            done";
+        let mut command = Command::new("sh");
+        command.args(["-c", SCRIPT, "guard", netns.name()]);
+        Self(command.stdin(Stdio::piped()).spawn().unwrap())
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(mut stdin) = self.0.stdin.take() {
+            let _ = stdin.write_all(b"\n");
+        }
+        let _ = self.0.wait();
+    }
+}
+
+/// A process's children.
+fn children(parent: u32) -> Vec<u32> {
+    let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let path: PathBuf = entry.ok()?.path();
+        Some((path.file_name()?.to_str()?.parse().ok()?, path))
+    });
+    processes.filter(|(_, path)| parent_of(path) == Some(parent)).map(|(id, _)| id).collect()
+}
+
+/// The parent of a process that lives, by its directory in `/proc`.
+fn parent_of(process: &Path) -> Option<u32> {
+    let stat = fs::read_to_string(process.join("stat")).ok()?;
+    // The name, in parentheses, may have any character.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    (fields.next()? != "Z").then(|| fields.next()?.parse().ok())?
+}
+
+fn lives(process: u32) -> bool {
+    parent_of(Path::new(&format!("/proc/{process}"))).is_some()
+}

@@ -1,0 +1,350 @@
+//! nginx on the stack.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use offcore_bench::peer::process::Process;
+use peers::offcore::Signal;
+use peers::{Need, one_core, require};
+
+use super::super::http::curl;
+use super::super::tcp::content;
+use super::load::{Client, under_load};
+use super::{KERNEL, NEEDS, STACK, Stage, children, finish, lives, until};
+
+const PORT: u16 = 8080;
+const SIZES: [usize; 6] = [1, 100, 1448, 4096, 65_536, 1_000_000];
+
+fn needs(more: &[Need]) -> Option<()> {
+    require(&[&NEEDS[..], &[Need::Nginx, Need::Curl], more].concat())
+}
+
+/// What a test wants of nginx.
+struct Wanted<'a> {
+    workers: u32,
+    listen: &'a str,
+    /// Lines of the server's block.
+    server: &'a str,
+    /// Lines of the main block.
+    main: &'a str,
+}
+
+const PLAIN: Wanted<'static> =
+    Wanted { workers: 1, listen: "listen 8080; listen [::]:8080;", server: "", main: "daemon off;" };
+
+impl Wanted<'_> {
+    /// The path of a configuration file.
+    fn write(&self, stage: &Stage, name: &str) -> String {
+        if !stage.dir.file("site").exists() {
+            SIZES.iter().for_each(|&len| drop(stage.write(&format!("site/{len}"), file(len))));
+        }
+        let Self { workers, listen, server, main } = self;
+        let dir = stage.dir.path().display();
+        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .map(|name| format!("{name}_temp_path {dir}/{name};\n"))
+            .concat();
+        let text = format!(
+            "{main}
+            user root;
+            worker_processes {workers};
+            pid {dir}/{name}.pid;
+            error_log {dir}/{name}.log notice;
+            events {{ worker_connections 1024; }}
+            http {{
+                access_log off;
+                {temporary}
+                server {{
+                    {listen}
+                    root {dir}/site;
+                    location = /memory {{ return 200 'from memory'; }}
+                    location = /pid {{ return 200 $pid; }}
+                    {server}
+                }}
+            }}"
+        );
+        stage.write(&format!("{name}.conf"), text)
+    }
+
+    /// Starts nginx, and waits for it to listen.
+    fn start(&self, stage: &Stage) -> Server {
+        let conf = self.write(stage, "nginx");
+        let process = stage.start(&[&nginx(), "-c", &conf]);
+        stage.wait_listening(STACK[0], PORT, &process);
+        Server { process, log: stage.path("nginx.log") }
+    }
+}
+
+/// Where nginx is: it executes itself by the name that it was started by.
+fn nginx() -> String {
+    let paths = ["/usr/sbin/nginx", "/usr/bin/nginx", "/usr/local/sbin/nginx"];
+    paths.into_iter().find(|path| Path::new(path).is_file()).unwrap().to_owned()
+}
+
+struct Server {
+    process: Process,
+    log: String,
+}
+
+impl Server {
+    /// Ends nginx: it has nothing to complain about.
+    fn stop(mut self) {
+        self.process.signal(Signal::QUIT).unwrap();
+        let status = self.process.wait_for_exit(super::TIMEOUT).unwrap();
+        assert!(status.success(), "{status}: {}", self.process.tail());
+        complaints(&self.log);
+    }
+}
+
+/// Fails when a log has what nginx does not say when all is well.
+fn complaints(log: &str) {
+    let log = fs::read_to_string(log).unwrap();
+    let bad = log.lines().find(|line| ["[emerg]", "[alert]", "[crit]"].iter().any(|bad| line.contains(bad)));
+    assert_eq!(bad, None, "{log}");
+}
+
+fn file(len: usize) -> Vec<u8> {
+    content(len as u64, len)
+}
+
+fn url(address: &str, path: &str) -> String {
+    super::super::http::url(address, path)
+}
+
+/// Every file by itself, and all of them on one connection.
+fn all_files(stage: &Stage, address: &str) {
+    for len in SIZES {
+        let url = url(address, &len.to_string());
+        assert!(curl(&stage.netns, &["--header", "Connection: close", &url]) == file(len), "{url}");
+    }
+    let urls: Vec<String> = SIZES.iter().chain(&SIZES).map(|len| url(address, &len.to_string())).collect();
+    let all: Vec<&str> = urls.iter().map(String::as_str).collect();
+    let expected = SIZES.iter().chain(&SIZES).flat_map(|&len| file(len)).collect::<Vec<u8>>();
+    assert!(curl(&stage.netns, &all) == expected, "{address}");
+}
+
+#[test]
+fn files() {
+    let Some(()) = needs(&[]) else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    for (workers, server) in [(1, "sendfile on;"), (2, "sendfile off;"), (2, "sendfile on; tcp_nopush on;")] {
+        let server = Wanted { workers, server, ..PLAIN }.start(&stage);
+        for address in [STACK[0], STACK[1], "127.0.0.1", KERNEL] {
+            all_files(&stage, address);
+            assert_eq!(curl(&stage.netns, &[&url(address, "memory")]), b"from memory");
+        }
+        let range = curl(&stage.netns, &["--range", "123456-654321", &url(STACK[0], "1000000")]);
+        assert!(range == file(1_000_000)[123_456..=654_321]);
+        server.stop();
+    }
+    stage.stop();
+}
+
+#[test]
+fn files_by_tls() {
+    let Some(()) = needs(&[Need::Openssl]) else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let (key, certificate) = (stage.path("key"), stage.path("certificate"));
+    let request = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"];
+    let names = ["-nodes", "-subj", "/CN=stack", "-keyout", &key, "-out", &certificate];
+    stage.run_beside(&[&request[..], &names].concat());
+    let server = format!("ssl_certificate {certificate}; ssl_certificate_key {key};");
+    let wanted = Wanted { workers: 2, listen: "listen 8080 ssl;", server: &server, ..PLAIN };
+    let server = wanted.start(&stage);
+    for address in [STACK[0], "127.0.0.1"] {
+        for len in SIZES {
+            let url = format!("https://{address}:{PORT}/{len}");
+            assert!(curl(&stage.netns, &["--insecure", &url, &url]) == file(len).repeat(2), "{url}");
+        }
+    }
+    server.stop();
+    stage.stop();
+}
+
+#[test]
+fn proxy() {
+    let Some(()) = needs(&[Need::Python]) else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let site = stage.path("site");
+    let behind = "location /loopback/ { proxy_pass http://127.0.0.1:9001/; }
+        location /link/ { proxy_pass http://10.77.0.1:9001/; }";
+    let server = Wanted { workers: 2, server: behind, ..PLAIN }.start(&stage);
+    let other = stage.start_beside(&["python3", "-m", "http.server", "9001", "--directory", &site]);
+    stage.wait_listening(KERNEL, 9001, &other);
+    for way in ["loopback", "link"] {
+        for len in SIZES {
+            let url = url(STACK[0], &format!("{way}/{len}"));
+            assert!(curl(&stage.netns, &[&url, &url]) == file(len).repeat(2), "{url}");
+        }
+    }
+    server.stop();
+    stage.stop();
+}
+
+#[test]
+fn many_connections() {
+    let Some(()) = needs(&[Need::Wrk, Need::Ab]) else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    for (listen, path) in [(PLAIN.listen, "memory"), ("listen 8080 reuseport;", "4096")] {
+        let server = Wanted { workers: 2, listen, ..PLAIN }.start(&stage);
+        let url = url(STACK[0], path);
+        let wrk =
+            stage.start_beside(&["wrk", "--threads", "1", "--connections", "100", "--duration", "2s", &url]);
+        all_files(&stage, STACK[0]);
+        let report = finish(wrk);
+        assert!(!report.contains("Socket errors") && !report.contains("Non-2xx"), "{report}");
+        let requests = report.lines().find_map(|line| line.trim().split_once(" requests in ")).unwrap().0;
+        assert!(requests.parse::<u64>().unwrap() >= 100, "{report}");
+        for kept in [&[][..], &["-k"]] {
+            let report =
+                stage.run_beside(&[&["ab", "-q", "-c", "100", "-n", "2000"], kept, &[&url]].concat());
+            let line = |start: &str| report.lines().find(|line| line.starts_with(start)).unwrap_or_default();
+            assert!(line("Complete requests:").ends_with(" 2000"), "{report}");
+            assert!(line("Failed requests:").ends_with(" 0") && line("Non-2xx").is_empty(), "{report}");
+        }
+        server.stop();
+    }
+    stage.stop();
+}
+
+/// Where clients ask, what for, and what they get.
+fn asked() -> (SocketAddr, &'static str, Vec<u8>) {
+    (SocketAddr::new(STACK[0].parse().unwrap(), PORT), "/65536", file(65_536))
+}
+
+#[test]
+fn reload_under_load() {
+    let Some(()) = needs(&[]) else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    for listen in [PLAIN.listen, "listen 8080 reuseport;"] {
+        let mut server = Wanted { workers: 2, listen, ..PLAIN }.start(&stage);
+        let master = server.process.id();
+        let (to, path, expected) = asked();
+        under_load(&stage, to, path, &expected, |load| {
+            for round in 0..3 {
+                load.more(20);
+                let text = format!("round {round}");
+                let line = format!("location = /round {{ return 200 '{text}'; }}");
+                Wanted { workers: 2 + round, listen, server: &line, ..PLAIN }.write(&stage, "nginx");
+                let old = children(master);
+                server.process.signal(Signal::HUP).unwrap();
+                let are_gone = || !old.iter().any(|&worker| lives(worker));
+                until("the old workers' end", are_gone, || server.process.tail());
+                assert_eq!(children(master).len() as u32, 2 + round);
+                assert_eq!(curl(&stage.netns, &[&url(STACK[0], "round")]), text.as_bytes());
+                load.more(20);
+            }
+        });
+        server.stop();
+    }
+    stage.stop();
+}
+
+#[test]
+fn upgrade_under_load() {
+    let Some(()) = needs(&[]) else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    // Only a daemon can be upgraded: it has no parent.
+    let wanted = Wanted { workers: 2, main: "daemon on;", ..PLAIN };
+    let conf = wanted.write(&stage, "nginx");
+    stage.run(&[&nginx(), "-c", &conf]);
+    let number = |name: &str| fs::read_to_string(stage.path(name)).ok()?.trim().parse::<u32>().ok();
+    let log = || fs::read_to_string(stage.path("nginx.log")).unwrap();
+    until("the server", || stage.connects(STACK[0], PORT), log);
+    let signal = |to: u32, signal| {
+        rustix::process::kill_process(rustix::process::Pid::from_raw(to as i32).unwrap(), signal).unwrap();
+    };
+    let (to, path, expected) = asked();
+    under_load(&stage, to, path, &expected, |load| {
+        for _ in 0..2 {
+            load.more(20);
+            let old = number("nginx.pid").unwrap();
+            let workers = children(old);
+            assert_eq!(workers.len(), 2);
+            signal(old, Signal::USR2);
+            until("the new master", || number("nginx.pid").is_some_and(|new| new != old), log);
+            let new = number("nginx.pid").unwrap();
+            until("new workers", || children(new).len() == 2, log);
+            load.more(20);
+            signal(old, Signal::WINCH);
+            until("the old workers' end", || !workers.iter().any(|&worker| lives(worker)), log);
+            load.more(20);
+            signal(old, Signal::QUIT);
+            until("the old master's end", || !lives(old), log);
+            load.more(20);
+        }
+    });
+    all_files(&stage, STACK[0]);
+    let master = number("nginx.pid").unwrap();
+    signal(master, Signal::QUIT);
+    until("the end", || !lives(master), log);
+    assert!(!stage.connects(STACK[0], PORT));
+    complaints(&stage.path("nginx.log"));
+    stage.stop();
+}
+
+/// A connection to each of the workers, which are two; by their process ids.
+fn to_each_worker(workers: &[u32]) -> anyhow::Result<Vec<(u32, Vec<Client>)>> {
+    let to = asked().0;
+    let mut found: Vec<(u32, Vec<Client>)> = workers.iter().map(|&worker| (worker, Vec::new())).collect();
+    let mut round = 0;
+    // One that is idle may take all connections that come one by one.
+    while found.iter().any(|(_, clients)| clients.is_empty()) {
+        let clients: io::Result<Vec<Client>> = (0..16).map(|_| Client::connect(to)).collect();
+        for mut client in clients? {
+            let worker = client.get("/pid", "")?.context("an answer")?;
+            let worker: u32 = String::from_utf8(worker)?.parse()?;
+            let (_, clients) = found.iter_mut().find(|(id, _)| *id == worker).context("a worker")?;
+            clients.push(client);
+        }
+        round += 1;
+        ensure!(round < 60, "one worker takes all");
+    }
+    Ok(found)
+}
+
+#[test]
+fn worker_is_killed() {
+    let Some(()) = needs(&[]) else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    for listen in [PLAIN.listen, "listen 8080 reuseport;"] {
+        let server = Wanted { workers: 2, listen, ..PLAIN }.start(&stage);
+        let master = server.process.id();
+        let workers = children(master);
+        let mut clients = stage.netns.within(|| to_each_worker(&workers)).unwrap();
+        let (killed, dead) = clients.pop().unwrap();
+        let pid = rustix::process::Pid::from_raw(killed as i32).unwrap();
+        rustix::process::kill_process(pid, Signal::KILL).unwrap();
+        for mut client in dead {
+            assert_eq!(client.get("/pid", "").unwrap(), None);
+        }
+        let new = || children(master).iter().any(|worker| !workers.contains(worker));
+        until("a new worker", new, || server.process.tail());
+        for (worker, clients) in &mut clients {
+            for client in clients {
+                let body = client.get("/pid", "").unwrap().unwrap();
+                assert_eq!(String::from_utf8(body).unwrap(), worker.to_string());
+                assert!(client.get("/1000000", "").unwrap().unwrap() == file(1_000_000));
+            }
+        }
+        let workers = children(master);
+        stage.netns.within(|| to_each_worker(&workers)).unwrap();
+        let log = fs::read_to_string(&server.log).unwrap();
+        let killed = format!("worker process {killed} exited on signal 9");
+        assert!(log.contains(&killed), "{log}");
+        // The log says so as an alert.
+        fs::write(&server.log, log.lines().filter(|line| !line.contains(&killed)).collect::<String>())
+            .unwrap();
+        server.stop();
+    }
+    stage.stop();
+}
