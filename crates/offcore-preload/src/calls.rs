@@ -1,6 +1,6 @@
 //! libc's functions that are replaced.
 
-pub(crate) mod descriptors;
+mod descriptors;
 mod execute;
 mod make;
 mod number;
@@ -8,4 +8,4 @@ mod polling;
 mod receive;
 mod send;
 mod state;
-mod stdio;
+pub(crate) mod stdio;

@@ -23,6 +23,7 @@
 compile_error!("the preload library makes system calls of x86-64 Linux");
 
 mod address;
+mod adopt;
 mod calls;
 mod datagrams;
 mod decide;
@@ -51,7 +52,8 @@ mod begin {
         if unsafe { crate::environment::read(environment) } {
             crate::table::make();
             crate::link::begin();
-            crate::calls::descriptors::inherit();
+            crate::adopt::inherit();
+            crate::calls::stdio::standard();
         }
     }
 

@@ -174,7 +174,7 @@ impl Kept {
     }
 
     /// Remembers what another one does.
-    pub fn copy_from(&self, other: &Self) {
+    pub fn inherit(&self, other: &Self) {
         for (to, from) in self.0.iter().zip(&other.0) {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         }

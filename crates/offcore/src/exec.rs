@@ -104,3 +104,38 @@ fn command(args: &ExecArgs) -> Result<Command, Failure> {
 fn whole(error: anyhow::Error) -> Failure {
     Failure::Failed(anyhow!("{error:#}"))
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may")]
+mod tests {
+    use super::*;
+    use crate::cli::Command;
+    use crate::cli::lines::{command, examples};
+
+    #[test]
+    fn examples_of_the_help_can_be_followed() {
+        for line in examples(EXAMPLES, 4) {
+            command(&line).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+    }
+
+    #[test]
+    fn rules_name_protocols_and_ports() {
+        let rules = |line: &str| match command(line) {
+            Ok(Command::Exec(args)) => Ok(args.only),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error),
+        };
+        assert_eq!(
+            rules("offcore exec --only tcp:80,443 --only udp -- true"),
+            Ok(vec!["tcp:80,443".into(), "udp".into()])
+        );
+        for (rule, expected) in
+            [("tcp:0", "port '0'"), ("tcp:", "port ''"), ("sctp", "expected tcp or udp"), ("", "expected")]
+        {
+            let error = rules(&format!("offcore exec --only={rule} -- true")).unwrap_err();
+            assert!(error.contains(expected), "{rule}: {error}");
+        }
+        assert!(command("offcore exec --stack /s").unwrap_err().contains("required"));
+    }
+}

@@ -1,5 +1,7 @@
-//! Programs that try the socket calls (`tests/programs`), on the kernel's stack: what they print is the same each time, so
-//! that it can be held against another stack's.
+//! Programs that try the socket calls (`tests/programs`): what they print on the kernel's stack is the same each time, and
+//! [the same on ours](on_stack).
+
+mod on_stack;
 
 use peers::programs::difference;
 use peers::{Link, Need, require};
@@ -87,3 +89,19 @@ fn threads() {
 fn udp() {
     same_twice("udp", 169);
 }
+
+/// The same program on our stack.
+macro_rules! on_stack {
+    ($($name:ident)*) => {
+        mod under_exec {
+            $(
+                #[test]
+                fn $name() {
+                    super::on_stack::same_on_stack(stringify!($name));
+                }
+            )*
+        }
+    };
+}
+
+on_stack! { connect descriptors ending epoll files fortify listen options polling processes servers stream threads }

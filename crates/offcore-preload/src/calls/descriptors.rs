@@ -2,12 +2,9 @@
 
 use core::ffi::{c_int, c_uint};
 
-use offcore_session::message::{Call, NONE, Question};
-
 use crate::link;
 use crate::polled;
 use crate::real;
-use crate::session;
 use crate::sys;
 use crate::table::{self, Entry, Kind};
 
@@ -124,33 +121,4 @@ fn duplicate(from: c_int, to: c_int, duplicate: impl FnOnce() -> c_int) -> c_int
         }
     }
     duplicated
-}
-
-/// A descriptor that came from somewhere: it may be an end of one of the application's sessions.
-pub(super) fn adopt(fd: c_int) {
-    if link::ensure().is_err() {
-        return;
-    }
-    let is_stream = sys::int_option(fd, libc::SOL_SOCKET, libc::SO_TYPE) == libc::SOCK_STREAM;
-    if !is_stream || link::is_own(fd) || !link::is_stacks(fd) {
-        return;
-    }
-    if let Ok((answer, received)) = link::ask(&Question::new(Call::Adopt, NONE, 0), &[fd]) {
-        received.close();
-        let entry = Entry::session(Kind::Stream, false, answer.session);
-        table::set(fd, Some(entry));
-        // Which of both kinds, and what its program calls its addresses, lies in the slot.
-        if let Some(session) = session::get(fd) {
-            table::set(fd, Some(session.as_it_is()));
-        }
-    }
-}
-
-/// A program that has just been executed may have sessions of the one before it.
-pub(crate) fn inherit() {
-    if crate::environment::key() == [0; _] {
-        return;
-    }
-    sys::each_descriptor(adopt);
-    super::stdio::standard();
 }

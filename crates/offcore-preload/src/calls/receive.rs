@@ -252,7 +252,7 @@ unsafe fn adopt(header: *const msghdr) {
         return;
     }
     // SAFETY: the caller's promise.
-    unsafe { link::rights(header, super::descriptors::adopt) };
+    unsafe { link::rights(header, crate::adopt::adopt) };
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
