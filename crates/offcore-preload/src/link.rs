@@ -2,7 +2,8 @@
 //!
 //! A process links itself when it first needs the stack. A forked child has its parent's descriptors and mappings, but must
 //! not be taken for its parent: the page that says who this process is, is zeros in a child, and the child introduces itself
-//! over the socket that it has inherited. That works where it could not connect any more, after a change of user or root.
+//! over the socket that it has inherited. That works where it could not connect any more, after a change of user or root; but
+//! not in a sandbox, so that it is done at once ([`forked`]) where it has sessions.
 
 mod exchange;
 
@@ -180,6 +181,15 @@ pub(crate) fn ensure() -> Result<(), Errno> {
     // Where the parent's stack is gone there may be another one.
     let (socket, received) = welcome.or_else(|_| exchange::connect())?;
     take(own, socket, received, inherited)
+}
+
+/// Links a child whose parent is linked and has given it sessions. Without sessions it may never need the stack.
+pub(crate) fn forked() {
+    let is_linked = SOCKET.load(Ordering::Relaxed) >= 0;
+    if is_linked && table::all(1 << 12).any(|(_, entry)| matches!(entry.kind, Kind::Stream | Kind::Datagrams))
+    {
+        let _ = ensure();
+    }
 }
 
 /// The stack has welcomed this process.

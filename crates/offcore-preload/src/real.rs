@@ -92,5 +92,6 @@ real! {
     fn posix_spawn(pid: *mut libc::pid_t, path: *const libc::c_char, actions: *const libc::posix_spawn_file_actions_t, attributes: *const libc::posix_spawnattr_t, arguments: *const *const libc::c_char, environment: *const *const libc::c_char) -> c_int;
     fn posix_spawnp(pid: *mut libc::pid_t, path: *const libc::c_char, actions: *const libc::posix_spawn_file_actions_t, attributes: *const libc::posix_spawnattr_t, arguments: *const *const libc::c_char, environment: *const *const libc::c_char) -> c_int;
     fn fdopen(fd: c_int, mode: *const libc::c_char) -> isize;
+    fn fork() -> libc::pid_t;
     fn fexecve(fd: c_int, arguments: *const *const libc::c_char, environment: *const *const libc::c_char) -> c_int;
 }

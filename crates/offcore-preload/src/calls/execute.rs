@@ -1,8 +1,9 @@
-//! Programs that are executed: they get the library, too.
+//! Programs that are executed: they get the library, too. Processes that are forked.
 
 use core::ffi::{c_char, c_int};
 
 use crate::environment::Environment;
+use crate::link;
 use crate::real;
 
 type Strings = *const *const c_char;
@@ -64,6 +65,17 @@ unsafe extern "C" fn posix_spawnp(
         let environment = Environment::with_ours(environment);
         real::posix_spawnp(pid, path, actions, attributes, arguments, environment.as_ptr())
     }
+}
+
+/// The child introduces itself to the stack while it may: it could be about to give up its rights.
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn fork() -> libc::pid_t {
+    // SAFETY: it takes nothing.
+    let child = unsafe { real::fork() };
+    if child == 0 {
+        link::forked();
+    }
+    child
 }
 
 /// The environment of a call that names none.
