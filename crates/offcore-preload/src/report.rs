@@ -50,6 +50,13 @@ pub(crate) fn no_stack(error: Errno) {
     once(&SAID, &parts);
 }
 
+/// The stack is gone, and a program's listener with it.
+pub(crate) fn no_listener() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let rest = b" is gone: what listened there accepts nothing more until the program listens again\n";
+    once(&SAID, &[b"offcore: the stack at ", environment::stack(), rest]);
+}
+
 /// The stack is of another version.
 pub(crate) fn other_version(found: u32) {
     static SAID: AtomicBool = AtomicBool::new(false);

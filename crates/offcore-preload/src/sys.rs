@@ -326,6 +326,12 @@ pub(crate) fn wait_for_input(fd: c_int, wait: bool) -> Result<(), Errno> {
     }
 }
 
+/// Waits for some milliseconds.
+pub(crate) fn nap(milliseconds: usize) {
+    // SAFETY: it has no entries.
+    unsafe { call(libc::SYS_poll, [0, 0, milliseconds, 0, 0, 0]) };
+}
+
 /// `FIONREAD`: how many bytes can be read.
 pub(crate) fn readable(fd: c_int, bytes: &mut c_int) -> Result<(), Errno> {
     let args = [fd as usize, libc::FIONREAD as usize, ptr::from_mut(bytes) as usize, 0, 0, 0];

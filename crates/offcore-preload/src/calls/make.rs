@@ -14,6 +14,7 @@ use crate::datagrams;
 use crate::decide::{self, Decided};
 use crate::link;
 use crate::real;
+use crate::report;
 use crate::session::{self, Session, Target};
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, Kind};
@@ -170,6 +171,7 @@ pub(super) unsafe extern "C" fn accept4(
             // SAFETY: the caller's promise.
             sys::returned_int(unsafe { take(&session, from, len, flags) }.map(|fd| fd as usize))
         }
+        Target::Dead => sys::returned_int(Err(nothing_more())),
         // SAFETY: the caller's promise.
         _ => unsafe { real::accept4(fd, from, len, flags) },
     }
@@ -202,12 +204,19 @@ unsafe fn take(
     let _ = sys::close(free as c_int);
     let cloexec = if flags & libc::SOCK_CLOEXEC != 0 { libc::MSG_CMSG_CLOEXEC } else { 0 };
     let mut bytes = [0; Accepted::LEN];
-    let (read, received) = link::receive(listener.fd, &mut bytes, cloexec)?;
+    let (read, received) = match link::receive(listener.fd, &mut bytes, cloexec) {
+        Err(libc::ECONNRESET) => return Err(nothing_more()),
+        received => received?,
+    };
     let accepted = Accepted::from_bytes(&bytes[..read]);
     let (Some(accepted), [fd]) = (accepted, received.as_slice()) else {
         received.close();
         // Descriptors that there is no room for are closed by the kernel; an end is the stack's.
-        return Err(if read == 0 { libc::EINVAL } else { libc::EMFILE });
+        return Err(match read {
+            0 if listener.wants(wish::NO_READ) => libc::EINVAL,
+            0 => nothing_more(),
+            _ => libc::EMFILE,
+        });
     };
     let fd = *fd;
     let nonblocking = if flags & libc::SOCK_NONBLOCK != 0 { libc::O_NONBLOCK } else { 0 };
@@ -231,6 +240,14 @@ unsafe fn take(
     // SAFETY: the caller's promise.
     unsafe { address::write(address::of(session.slot, End::Peer), session.entry.v6, from, len) };
     Ok(fd)
+}
+
+/// The stack is gone, and a listener's end shows that for ever. Servers that get an error from `accept` try again at once,
+/// except after this one, and others are kept from spinning.
+fn nothing_more() -> Errno {
+    report::no_listener();
+    sys::nap(20);
+    libc::EMFILE
 }
 
 /// Gives a program one of a session's addresses.
