@@ -2,17 +2,21 @@
 
 mod library;
 mod program;
+mod stack;
 
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
 
 use crate::Failure;
+use crate::switch::stop_on_signals;
+use crate::tcp::HostPortArg;
 use program::Program;
+use stack::Stack;
 
 /// Where a stack is looked for that nobody names.
 pub(crate) const STACK: &str = "/run/offcore/stack.sock";
@@ -26,6 +30,9 @@ Examples:
       --serve /run/offcore.sock
     offcore exec --stack /run/offcore.sock -- nginx -g 'daemon off;'
     offcore exec --stack /run/offcore.sock -- curl http://10.0.0.1/
+
+  Both at once: a stack for this program alone, which ends with it:
+    offcore exec --port tap:tap0,addr=10.0.0.2/24 -- nginx -g 'daemon off;'
 
   Only what is said goes to the stack, by ports that are listened at, or
   connected to; everything else stays with the kernel:
@@ -41,6 +48,10 @@ pub(crate) struct ExecArgs {
     /// Socket of the stack, as in `offcore tcp --serve`
     #[arg(long, value_name = "PATH", default_value = STACK)]
     pub stack: PathBuf,
+
+    /// Instead of --stack: starts a stack for the program on this port, as `offcore tcp --port`; once or more
+    #[arg(long = "port", value_name = "SPEC", conflicts_with = "stack", value_parser = host_port)]
+    pub ports: Vec<String>,
 
     /// What goes to the stack, as tcp[:PORT,...] and udp[:PORT,...]; once or more [default: all of TCP, and UDP that is sent]
     #[arg(long, value_name = "RULE", value_parser = rule)]
@@ -65,25 +76,50 @@ fn rule(text: &str) -> Result<String, String> {
     Ok(text.into())
 }
 
-/// Becomes the program.
+/// A port with addresses, which the stack parses again.
+fn host_port(text: &str) -> Result<String, String> {
+    text.parse::<HostPortArg>().map(|_| text.into())
+}
+
+/// Becomes the program, or starts it beside a stack of its own.
 ///
 /// # Errors
 /// A program that cannot run so, and why; a stack that cannot be reached.
 pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
-    let mut command = command(args)?;
+    if !args.ports.is_empty() {
+        return run_both(args);
+    }
+    let stack = std::path::absolute(&args.stack).context("--stack").map_err(whole)?;
+    let mut command = command(args, &stack)?;
+    stack::reach(&stack)?;
     let error = command.exec();
     Err(anyhow!("{}: {error}", command.get_program().display()).into())
 }
 
+/// Starts a stack and the program, and ends as the program ends.
+fn run_both(args: &ExecArgs) -> Result<(), Failure> {
+    // What cannot run is refused before anything starts.
+    command(args, Path::new(""))?;
+    let stopped = stop_on_signals().context("handling SIGINT and SIGTERM").map_err(whole)?;
+    let stack = Stack::start(&args.ports).map_err(whole)?;
+    let status = stack.run(command(args, &stack.path())?, &stopped).map_err(whole)?;
+    drop(stack);
+    match (status.code(), status.signal()) {
+        (Some(0), _) => Ok(()),
+        // As a shell does.
+        (Some(code), _) => std::process::exit(code),
+        (None, signal) => std::process::exit(128 + signal.unwrap_or(0)),
+    }
+}
+
 /// The program, with what the library needs.
-fn command(args: &ExecArgs) -> Result<Command, Failure> {
+fn command(args: &ExecArgs, stack: &Path) -> Result<Command, Failure> {
     let [name, arguments @ ..] = args.program.as_slice() else {
         return Err(Failure::Usage("no program".into()));
     };
     let program = Program::find(name).map_err(anyhow::Error::new)?;
     program.check().map_err(anyhow::Error::new)?;
     let library = library::install().context("the preload library").map_err(whole)?;
-    let stack = std::path::absolute(&args.stack).context("--stack").map_err(whole)?;
     let mut command = Command::new(program.path());
     command.arg0(name).args(arguments);
     command.env("OFFCORE_STACK", stack).env("OFFCORE_KEY", "0".repeat(32));
@@ -114,7 +150,7 @@ mod tests {
 
     #[test]
     fn examples_of_the_help_can_be_followed() {
-        for line in examples(EXAMPLES, 4) {
+        for line in examples(EXAMPLES, 5) {
             command(&line).unwrap_or_else(|error| panic!("{line}: {error}"));
         }
     }
@@ -137,5 +173,8 @@ mod tests {
             assert!(error.contains(expected), "{rule}: {error}");
         }
         assert!(command("offcore exec --stack /s").unwrap_err().contains("required"));
+        let both = "offcore exec --stack /s --port tap:tap0,addr=10.0.0.2/24 -- true";
+        assert!(command(both).unwrap_err().contains("cannot be used with"));
+        assert!(command("offcore exec --port tap:tap0 -- true").unwrap_err().contains("no address"));
     }
 }

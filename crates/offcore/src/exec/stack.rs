@@ -1,0 +1,136 @@
+//! The stack that a program runs on: one that is served, or one that is started for it.
+
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use std::{fs, io, thread};
+
+use anyhow::{Context, Result, bail};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long a stack may take to begin, and a program or a stack to end.
+const BEGINS_WITHIN: Duration = Duration::from_secs(30);
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
+/// Time between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Whether somebody serves at a path.
+///
+/// # Errors
+/// What the kernel says, in words.
+pub(super) fn reach(path: &Path) -> Result<()> {
+    let address = SocketAddrUnix::new(path).with_context(|| format!("--stack {}", path.display()))?;
+    let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).context("a socket")?;
+    match connect(&socket, &address) {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            let path = path.display();
+            let what = match error {
+                rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED => {
+                    format!(
+                        "nobody serves it: start `offcore tcp --port ... --serve {path}`, or give --port here"
+                    )
+                }
+                rustix::io::Errno::ACCESS => "this user may not: see --allow-uid of `offcore tcp`".into(),
+                error => error.to_string(),
+            };
+            bail!("no stack at {path}: {what}")
+        }
+    }
+}
+
+/// A stack of this command's own.
+#[derive(Debug)]
+pub(super) struct Stack {
+    process: Child,
+    dir: PathBuf,
+}
+
+impl Stack {
+    /// Starts a stack on ports, and waits until it serves.
+    ///
+    /// # Errors
+    /// When it ends instead; it has said why.
+    pub(super) fn start(ports: &[String]) -> Result<Self> {
+        let dir = std::env::temp_dir().join(format!("offcore-exec-{}", std::process::id()));
+        fs::DirBuilder::new().mode(0o700).create(&dir).with_context(|| dir.display().to_string())?;
+        let mut command = Command::new(std::env::current_exe().context("this program")?);
+        command
+            .args(["tcp", "--idle", "sleep", "--stats-interval", "0", "--serve"])
+            .arg(dir.join("stack.sock"));
+        for port in ports {
+            command.arg("--port").arg(port);
+        }
+        // Its last report is not the program's output.
+        command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
+        let process = command.spawn();
+        if process.is_err() {
+            let _ = fs::remove_dir_all(&dir);
+        }
+        let mut stack = Self { process: process.context("the stack")?, dir };
+        let since = Instant::now();
+        while reach(&stack.path()).is_err() {
+            if let Some(status) = stack.process.try_wait().context("the stack")? {
+                bail!("the stack has ended: {status}");
+            }
+            if since.elapsed() > BEGINS_WITHIN {
+                bail!("the stack does not serve within {} s", BEGINS_WITHIN.as_secs());
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+        Ok(stack)
+    }
+
+    /// Path of its socket.
+    pub(super) fn path(&self) -> PathBuf {
+        self.dir.join("stack.sock")
+    }
+
+    /// Runs a program to its end; a signal to this command is the program's.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(super) fn run(&self, mut program: Command, stopped: &AtomicBool) -> Result<ExitStatus> {
+        let name = program.get_program().display().to_string();
+        let mut child = program.spawn().context(name)?;
+        let mut told = None;
+        loop {
+            if let Some(status) = child.try_wait().context("the program")? {
+                return Ok(status);
+            }
+            if stopped.load(Ordering::Relaxed) {
+                let since = *told.get_or_insert_with(|| {
+                    terminate(&child);
+                    Instant::now()
+                });
+                if since.elapsed() > ENDS_WITHIN {
+                    child.kill().context("the program")?;
+                }
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        terminate(&self.process);
+        let since = Instant::now();
+        while matches!(self.process.try_wait(), Ok(None)) {
+            if since.elapsed() > ENDS_WITHIN {
+                let _ = self.process.kill();
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+        let _: io::Result<()> = fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn terminate(child: &Child) {
+    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::TERM);
+    }
+}
