@@ -11,6 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
 use crate::Failure;
 use crate::switch::stop_on_signals;
@@ -92,6 +93,7 @@ pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
     let stack = std::path::absolute(&args.stack).context("--stack").map_err(whole)?;
     let mut command = command(args, &stack)?;
     stack::reach(&stack)?;
+    without_io_uring().map_err(whole)?;
     let error = command.exec();
     Err(anyhow!("{}: {error}", command.get_program().display()).into())
 }
@@ -102,6 +104,7 @@ fn run_both(args: &ExecArgs) -> Result<(), Failure> {
     command(args, Path::new(""))?;
     let stopped = stop_on_signals().context("handling SIGINT and SIGTERM").map_err(whole)?;
     let stack = Stack::start(&args.ports).map_err(whole)?;
+    without_io_uring().map_err(whole)?;
     let status = stack.run(command(args, &stack.path())?, &stopped).map_err(whole)?;
     drop(stack);
     match (status.code(), status.signal()) {
@@ -134,6 +137,16 @@ fn command(args: &ExecArgs, stack: &Path) -> Result<Command, Failure> {
     }
     command.env("LD_PRELOAD", preload);
     Ok(command)
+}
+
+/// From now on this process, and all that it starts, has no io_uring: it would wait for a session's descriptor as for a socket,
+/// and by system calls that no library sees. The kernel gives nobody new rights then (`no_new_privs`).
+fn without_io_uring() -> anyhow::Result<()> {
+    let calls = [libc::SYS_io_uring_setup].map(|call| (call, Vec::new()));
+    let missing = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
+    let filter = SeccompFilter::new(calls.into(), SeccompAction::Allow, missing, TargetArch::x86_64)?;
+    let program: BpfProgram = filter.try_into()?;
+    seccompiler::apply_filter(&program).context("a filter of system calls, so that there is no io_uring")
 }
 
 /// An error whose causes stand in its text.
