@@ -58,8 +58,28 @@ unsafe extern "C" fn syscall(
             libc::SYS_dup => descriptors::dup(fd).into(),
             libc::SYS_dup2 => descriptors::dup2(fd, b as c_int).into(),
             libc::SYS_dup3 => descriptors::dup3(fd, b as c_int, c as c_int).into(),
+            libc::SYS_prctl => prctl(fd, b, c, d, e).into(),
+            libc::SYS_seccomp => {
+                let result = sys::result(sys::call(number, [a, b, c, d, e, f]));
+                if a <= libc::SECCOMP_SET_MODE_FILTER as usize && result.is_ok() {
+                    sys::begin_sandbox();
+                }
+                sys::returned(result) as c_long
+            }
             libc::SYS_io_uring_setup => sys::returned(Err(libc::ENOSYS)) as c_long,
             _ => sys::returned(sys::result(sys::call(number, [a, b, c, d, e, f]))) as c_long,
         }
     }
+}
+
+/// A program that has its system calls filtered: the library makes fewer of them, too.
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn prctl(option: c_int, b: usize, c: usize, d: usize, e: usize) -> c_int {
+    let args = [option as usize, b, c, d, e, 0];
+    // SAFETY: the caller's promise.
+    let result = sys::result(unsafe { sys::call(libc::SYS_prctl, args) });
+    if option == libc::PR_SET_SECCOMP && result.is_ok() {
+        sys::begin_sandbox();
+    }
+    sys::returned_int(result)
 }
