@@ -1,8 +1,14 @@
 //! Unmodified programs on the stack, by `offcore exec`: servers and clients as distributions ship them, the kernel's stack at
 //! the other end of a TAP interface.
 
+mod iperf;
 mod load;
 mod nginx;
+mod python;
+mod redis;
+mod refused;
+mod ssh;
+mod stack;
 
 use std::fs;
 use std::io::Write;
@@ -30,18 +36,20 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 struct Stage {
     stack: Option<Offcore>,
     // Ends what has been left, before the namespace is deleted.
-    _guard: Guard,
+    _guards: [Guard; 2],
     netns: Netns,
+    /// Another namespace, without an interface: nothing there is near but the stack.
+    apart: Netns,
     dir: TempDir,
 }
 
 impl Stage {
     fn new() -> Self {
-        let (netns, dir) = (Netns::new().unwrap(), TempDir::new().unwrap());
+        let (netns, apart, dir) = (Netns::new().unwrap(), Netns::new().unwrap(), TempDir::new().unwrap());
         // Servers change to users who may read what is in it.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let guard = Guard::new(&netns);
-        let mut stage = Self { stack: None, _guard: guard, netns, dir };
+        let guards = [Guard::new(&netns), Guard::new(&apart)];
+        let mut stage = Self { stack: None, _guards: guards, netns, apart, dir };
         stage.start_stack();
         stage
     }
@@ -72,9 +80,9 @@ impl Stage {
         path.display().to_string()
     }
 
-    /// A program, beside the stack or, with `rules` or without, on it.
-    fn on_stack(&self, rules: &[&str], program: &[&str]) -> Command {
-        let mut command = self.netns.command(offcore::binary().unwrap());
+    /// A program on the stack, in a namespace. The addresses of the kernel's own, there, are near.
+    fn on_stack(&self, netns: &Netns, rules: &[&str], program: &[&str]) -> Command {
+        let mut command = netns.command(offcore::binary().unwrap());
         command.args(["exec", "--stack", &self.socket()]);
         command.args(rules.iter().flat_map(|rule| ["--only", rule]));
         command.arg("--").args(program);
@@ -83,7 +91,12 @@ impl Stage {
 
     /// Starts a program on the stack.
     fn start(&self, program: &[&str]) -> Process {
-        Process::spawn(program[0], self.on_stack(&[], program)).unwrap()
+        Process::spawn(program[0], self.on_stack(&self.netns, &[], program)).unwrap()
+    }
+
+    /// Starts a program on the stack that reaches the kernel's address by the stack.
+    fn start_apart(&self, program: &[&str]) -> Process {
+        Process::spawn(program[0], self.on_stack(&self.apart, &[], program)).unwrap()
     }
 
     /// Starts a program beside the stack.
@@ -96,6 +109,11 @@ impl Stage {
     /// What a program on the stack prints, which ends well.
     fn run(&self, program: &[&str]) -> String {
         finish(self.start(program))
+    }
+
+    /// The same of one that reaches the kernel's address by the stack.
+    fn run_apart(&self, program: &[&str]) -> String {
+        finish(self.start_apart(program))
     }
 
     /// What a program beside the stack prints, which ends well.

@@ -23,16 +23,16 @@ fn needs(more: &[Need]) -> Option<()> {
 }
 
 /// What a test wants of nginx.
-struct Wanted<'a> {
-    workers: u32,
-    listen: &'a str,
+pub(super) struct Wanted<'a> {
+    pub(super) workers: u32,
+    pub(super) listen: &'a str,
     /// Lines of the server's block.
-    server: &'a str,
+    pub(super) server: &'a str,
     /// Lines of the main block.
-    main: &'a str,
+    pub(super) main: &'a str,
 }
 
-const PLAIN: Wanted<'static> =
+pub(super) const PLAIN: Wanted<'static> =
     Wanted { workers: 1, listen: "listen 8080; listen [::]:8080;", server: "", main: "daemon off;" };
 
 impl Wanted<'_> {
@@ -69,11 +69,15 @@ impl Wanted<'_> {
     }
 
     /// Starts nginx, and waits for it to listen.
-    fn start(&self, stage: &Stage) -> Server {
+    pub(super) fn start(&self, stage: &Stage) -> Server {
         let conf = self.write(stage, "nginx");
-        let process = stage.start(&[&nginx(), "-c", &conf]);
-        stage.wait_listening(STACK[0], PORT, &process);
-        Server { process, log: stage.path("nginx.log") }
+        Server::listening(stage, stage.start(&[&nginx(), "-c", &conf]))
+    }
+
+    /// The same where the kernel's address is reached by the stack.
+    fn start_apart(&self, stage: &Stage) -> Server {
+        let conf = self.write(stage, "nginx");
+        Server::listening(stage, stage.start_apart(&[&nginx(), "-c", &conf]))
     }
 }
 
@@ -83,18 +87,28 @@ fn nginx() -> String {
     paths.into_iter().find(|path| Path::new(path).is_file()).unwrap().to_owned()
 }
 
-struct Server {
-    process: Process,
-    log: String,
+pub(super) struct Server {
+    pub(super) process: Process,
+    pub(super) log: String,
 }
 
 impl Server {
+    fn listening(stage: &Stage, process: Process) -> Self {
+        stage.wait_listening(STACK[0], PORT, &process);
+        Self { process, log: stage.path("nginx.log") }
+    }
+
     /// Ends nginx: it has nothing to complain about.
-    fn stop(mut self) {
+    pub(super) fn stop(mut self) {
+        self.quit();
+        complaints(&self.log);
+    }
+
+    /// Ends nginx.
+    pub(super) fn quit(&mut self) {
         self.process.signal(Signal::QUIT).unwrap();
         let status = self.process.wait_for_exit(super::TIMEOUT).unwrap();
         assert!(status.success(), "{status}: {}", self.process.tail());
-        complaints(&self.log);
     }
 }
 
@@ -105,7 +119,7 @@ fn complaints(log: &str) {
     assert_eq!(bad, None, "{log}");
 }
 
-fn file(len: usize) -> Vec<u8> {
+pub(super) fn file(len: usize) -> Vec<u8> {
     content(len as u64, len)
 }
 
@@ -173,16 +187,25 @@ fn proxy() {
     let site = stage.path("site");
     let behind = "location /loopback/ { proxy_pass http://127.0.0.1:9001/; }
         location /link/ { proxy_pass http://10.77.0.1:9001/; }";
-    let server = Wanted { workers: 2, server: behind, ..PLAIN }.start(&stage);
-    let other = stage.start_beside(&["python3", "-m", "http.server", "9001", "--directory", &site]);
+    let other = stage.start_beside(&["python3", "-u", "-m", "http.server", "9001", "--directory", &site]);
     stage.wait_listening(KERNEL, 9001, &other);
-    for way in ["loopback", "link"] {
+    let all = |way: &str| {
         for len in SIZES {
             let url = url(STACK[0], &format!("{way}/{len}"));
             assert!(curl(&stage.netns, &[&url, &url]) == file(len).repeat(2), "{url}");
         }
-    }
+    };
+    let wanted = Wanted { workers: 2, server: behind, ..PLAIN };
+    let server = wanted.start(&stage);
+    all("loopback");
     server.stop();
+    let server = wanted.start_apart(&stage);
+    all("link");
+    server.stop();
+    // The server says who asked, each time.
+    let text = other.stderr();
+    let from = |who: &str| text.lines().filter(|line| line.starts_with(who)).count();
+    assert_eq!((from("127.0.0.1"), from(STACK[0])), (2 * SIZES.len(), 2 * SIZES.len()), "{text}");
     stage.stop();
 }
 

@@ -1,0 +1,95 @@
+//! iperf3, as a server and as a client on the stack.
+
+use offcore_bench::peer::process::Process;
+use peers::{Need, one_core, require};
+use serde_json::Value;
+
+use super::{KERNEL, NEEDS, STACK, Stage, TIMEOUT, finish};
+
+/// Bytes of a run, and as a number.
+const BYTES: (&str, u64) = ("16M", 16 << 20);
+
+fn needs() -> Option<()> {
+    require(&[&NEEDS[..], &[Need::Iperf3]].concat())
+}
+
+/// A report in JSON, without an error.
+fn report(client: Process) -> Value {
+    let text = finish(client);
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["error"], Value::Null, "{text}");
+    report
+}
+
+/// Ends well when all bytes have been received.
+fn received(report: &Value) {
+    let received = report["end"]["sum_received"]["bytes"].as_u64().unwrap();
+    // Many may be under way when the receiver stops to count.
+    assert!(received >= BYTES.1 / 10, "{report}");
+}
+
+const SERVER: [&str; 3] = ["iperf3", "-s", "--forceflush"];
+
+const WAYS: [&[&str]; 5] = [&[], &["-R"], &["-P", "8"], &["-Z"], &["-R", "-P", "8"]];
+
+/// Waits until a server listens once more: it does not while it ends a test.
+fn wait_listening(server: &mut Process, tests: usize) {
+    let listens = |text: &str| (text.matches("Server listening").count() > tests).then_some(());
+    server.wait_for(0, TIMEOUT, "a listener", listens).unwrap();
+}
+
+fn client<'a>(address: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&["iperf3", "--json", "--bytes", BYTES.0, "-c", address], more].concat()
+}
+
+#[test]
+fn server_on_the_stack() {
+    let Some(()) = needs() else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let mut server = stage.start(&SERVER);
+    let mut tests = 0;
+    for address in [STACK[0], STACK[1], "127.0.0.1"] {
+        for way in WAYS {
+            wait_listening(&mut server, tests);
+            received(&report(stage.start_beside(&client(address, way))));
+            tests += 1;
+        }
+    }
+    drop(server);
+    stage.stop();
+}
+
+#[test]
+fn client_on_the_stack() {
+    let Some(()) = needs() else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let mut server = stage.start_beside(&SERVER);
+    for (tests, way) in WAYS.iter().enumerate() {
+        wait_listening(&mut server, tests);
+        let report = report(stage.start_apart(&client(KERNEL, way)));
+        assert_eq!(report["start"]["connected"][0]["local_host"], STACK[0], "{report}");
+        received(&report);
+    }
+    drop(server);
+    stage.stop();
+}
+
+#[test]
+fn datagrams_of_a_client() {
+    let Some(()) = needs() else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let mut server = stage.start_beside(&SERVER);
+    for (tests, way) in [&[][..], &["-R"]].iter().enumerate() {
+        wait_listening(&mut server, tests);
+        let client = ["iperf3", "--json", "-u", "--bitrate", "20M", "--bytes", "1M", "-c", KERNEL];
+        let report = report(stage.start_apart(&[&client[..], way].concat()));
+        let packets = report["end"]["sum"]["packets"].as_u64().unwrap();
+        let lost = report["end"]["sum"]["lost_packets"].as_u64().unwrap();
+        assert!(packets >= 100 && lost < packets / 2, "{report}");
+    }
+    drop(server);
+    stage.stop();
+}

@@ -1,0 +1,152 @@
+//! Python and curl on the stack.
+
+use offcore_bench::peer::process::Process;
+use peers::{Need, one_core, require};
+
+use super::super::http::curl;
+use super::super::tcp::{content, echo};
+use super::{KERNEL, NEEDS, STACK, Stage};
+
+const SIZES: [usize; 4] = [1, 4096, 100_000, 1_000_000];
+
+fn needs() -> Option<()> {
+    require(&[&NEEDS[..], &[Need::Python, Need::Curl]].concat())
+}
+
+fn file(len: usize) -> Vec<u8> {
+    content(len as u64, len)
+}
+
+fn site(stage: &Stage) -> String {
+    for len in SIZES {
+        stage.write(&format!("site/{len}"), file(len));
+    }
+    stage.path("site")
+}
+
+#[test]
+fn curl_on_the_stack() {
+    let Some(()) = needs() else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let site = site(&stage);
+    let server = stage.start_beside(&["python3", "-u", "-m", "http.server", "9000", "--directory", &site]);
+    stage.wait_listening(KERNEL, 9000, &server);
+    let got = stage.path("got");
+    for len in SIZES {
+        let url = format!("http://{KERNEL}:9000/{len}");
+        let curl = ["curl", "--silent", "--show-error", "--max-time", "30", "--output", &got, &url];
+        stage.run_apart(&curl);
+        assert!(std::fs::read(&got).unwrap() == file(len), "{url}");
+        // Beside the stack the kernel's address is near, and so is loopback.
+        stage.run(&curl);
+    }
+    // The server says who asked, each time.
+    let text = server.stderr();
+    assert_eq!(text.lines().filter(|line| line.starts_with(STACK[0])).count(), SIZES.len(), "{text}");
+    // Nobody listens there.
+    let refused = format!("http://{KERNEL}:9001/");
+    let mut command = stage.on_stack(&stage.apart, &[], &["curl", "--silent", "--max-time", "30", &refused]);
+    assert_eq!(command.status().unwrap().code(), Some(7));
+    drop(server);
+    stage.stop();
+}
+
+#[test]
+fn server_of_files() {
+    let Some(()) = needs() else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let site = site(&stage);
+    let server = stage.start(&["python3", "-m", "http.server", "8080", "--directory", &site]);
+    stage.wait_listening(STACK[0], 8080, &server);
+    for address in [STACK[0], "127.0.0.1"] {
+        let urls: Vec<String> = SIZES.iter().map(|len| format!("http://{address}:8080/{len}")).collect();
+        let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+        assert!(curl(&stage.netns, &urls) == SIZES.map(file).concat(), "{address}");
+    }
+    drop(server);
+    stage.stop();
+}
+
+const THREADS: &str = "
+import socketserver, sys
+class Echo(socketserver.BaseRequestHandler):
+    def handle(self):
+        while data := self.request.recv(65536):
+            self.request.sendall(data)
+class Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+Server(('', 7), Echo).serve_forever()
+";
+
+const ASYNCIO: &str = "
+import asyncio
+async def echo(reader, writer):
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+async def main():
+    server = await asyncio.start_server(echo, ['0.0.0.0', '::'], 7)
+    await server.serve_forever()
+asyncio.run(main())
+";
+
+/// Ten streams at once, each compared.
+const CLIENTS: &str = "
+import asyncio, os, sys
+async def one(size):
+    reader, writer = await asyncio.open_connection(sys.argv[1], 7)
+    data = os.urandom(size)
+    async def send():
+        writer.write(data)
+        await writer.drain()
+        writer.write_eof()
+    sending = asyncio.create_task(send())
+    assert await reader.read(-1) == data
+    await sending
+    writer.close()
+async def main():
+    await asyncio.gather(*(one(100000 * n) for n in range(10)))
+asyncio.run(main())
+print('all')
+";
+
+/// Clients of the kernel's, ten at once.
+fn echoed(stage: &Stage, address: &str, server: &Process) {
+    stage.wait_listening(address, 7, server);
+    let all = stage.netns.within(|| {
+        std::thread::scope(|scope| {
+            for seed in 0..10 {
+                scope.spawn(move || echo(address, 7, seed, 50_000 * seed as usize));
+            }
+        });
+        Ok(())
+    });
+    all.unwrap_or_else(|error| panic!("{error}: {}", server.tail()));
+}
+
+#[test]
+fn servers_of_threads_and_tasks() {
+    let Some(()) = needs() else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let clients = stage.write("clients.py", CLIENTS);
+    for (name, text) in [("threads.py", THREADS), ("tasks.py", ASYNCIO)] {
+        let script = stage.write(name, text);
+        let server = stage.start(&["python3", &script]);
+        echoed(&stage, STACK[0], &server);
+        echoed(&stage, "127.0.0.1", &server);
+        if name == "tasks.py" {
+            echoed(&stage, STACK[1], &server);
+        }
+        drop(server);
+        // The other way round: a server of the kernel's.
+        let server = stage.start_beside(&["python3", &script]);
+        stage.wait_listening(KERNEL, 7, &server);
+        assert_eq!(stage.run_apart(&["python3", &clients, KERNEL]), "all\n");
+    }
+    stage.stop();
+}

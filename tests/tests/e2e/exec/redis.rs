@@ -1,0 +1,90 @@
+//! Redis on the stack.
+
+use std::process::Stdio;
+
+use offcore_bench::peer::process::Process;
+use peers::{Need, one_core, require};
+
+use super::{NEEDS, STACK, Stage, until};
+
+fn start(stage: &Stage, more: &[&str]) -> Process {
+    let dir = stage.dir.path().display().to_string();
+    let own = ["redis-server", "--port", "6379", "--bind", "0.0.0.0", "::", "--protected-mode", "no"];
+    let server = stage.start(&[&own[..], &["--dir", &dir, "--save", ""], more].concat());
+    stage.wait_listening(STACK[0], 6379, &server);
+    server
+}
+
+/// What the server answers to a client of the kernel's.
+fn ask(stage: &Stage, address: &str, words: &[&str]) -> String {
+    let answer = stage.run_beside(&[&["redis-cli", "-h", address, "--raw"], words].concat());
+    answer.trim_end().to_owned()
+}
+
+#[test]
+fn values_and_benchmark() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Redis]].concat()) else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    for more in [&[][..], &["--io-threads", "2", "--io-threads-do-reads", "yes"]] {
+        let mut server = start(&stage, more);
+        let value = "0123456789abcdef".repeat(50_000);
+        let file = stage.write("value", &value);
+        for address in [STACK[0], STACK[1], "127.0.0.1"] {
+            let mut set = stage.netns.command("redis-cli");
+            set.args(["-h", address, "-x", "SET", "large"]);
+            set.stdin(std::fs::File::open(&file).unwrap()).stdout(Stdio::null());
+            assert!(set.status().unwrap().success());
+            assert!(ask(&stage, address, &["GET", "large"]) == value, "{address}");
+            assert_eq!(ask(&stage, address, &["DEL", "large"]), "1");
+        }
+        let load = ["redis-benchmark", "-h", STACK[0], "-q", "-n", "4000", "-c", "50"];
+        for (more, tests) in
+            [(&["-t", "set,get,incr,lpush,lrange_100"][..], 6), (&["-P", "16", "-t", "set,get"], 2)]
+        {
+            let report = stage.run_beside(&[&load[..], more].concat());
+            let done = report.matches("requests per second").count();
+            assert!(done >= tests && !report.contains("rror"), "{report}");
+        }
+        // On the stack, too.
+        assert_eq!(stage.run(&["redis-cli", "-h", STACK[0], "PING"]).trim(), "PONG");
+        server.signal(peers::offcore::Signal::TERM).unwrap();
+        assert!(server.wait_for_exit(super::TIMEOUT).unwrap().success(), "{}", server.tail());
+    }
+    stage.stop();
+}
+
+#[test]
+fn saved_while_it_is_used() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Redis]].concat()) else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let mut server = start(&stage, &[]);
+    for key in 0..50 {
+        ask(&stage, STACK[0], &["SET", &format!("key{key}"), &format!("value{key}").repeat(1000)]);
+    }
+    let load =
+        ["redis-benchmark", "-h", STACK[0], "-q", "-n", "20000", "-c", "20", "-t", "set", "-r", "1000"];
+    for _ in 0..3 {
+        let mut load = stage.start_beside(&load);
+        let before = ask(&stage, STACK[0], &["INFO", "stats"]);
+        assert!(before.contains("total_connections_received"), "{before}");
+        assert_eq!(ask(&stage, STACK[0], &["BGSAVE"]), "Background saving started");
+        let saved = || {
+            let info = ask(&stage, STACK[0], &["INFO", "persistence"]);
+            info.contains("rdb_bgsave_in_progress:0") && info.contains("rdb_last_bgsave_status:ok")
+        };
+        until("the copy", saved, || server.tail());
+        let status = load.wait_for_exit(super::TIMEOUT).unwrap();
+        assert!(status.success(), "{}", load.tail());
+    }
+    server.signal(peers::offcore::Signal::TERM).unwrap();
+    assert!(server.wait_for_exit(super::TIMEOUT).unwrap().success(), "{}", server.tail());
+    let server = start(&stage, &["--dbfilename", "dump.rdb"]);
+    for key in 0..50 {
+        let value = ask(&stage, STACK[0], &["GET", &format!("key{key}")]);
+        assert_eq!(value, format!("value{key}").repeat(1000));
+    }
+    drop(server);
+    stage.stop();
+}

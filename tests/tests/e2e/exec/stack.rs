@@ -1,0 +1,64 @@
+//! The stack is killed under a program.
+
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use peers::offcore::Signal;
+use peers::{Need, one_core, require};
+
+use super::super::http::{curl, url};
+use super::super::tcp::connect;
+use super::nginx::{self, PLAIN, Wanted};
+use super::{NEEDS, STACK, Stage, children, until};
+
+/// Processor time that a process has had.
+fn busy(process: u32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    let ticks = |at: usize| fields[at].parse::<u64>().unwrap();
+    // Fields 14 and 15, in hundredths of a second.
+    Duration::from_millis(10 * (ticks(11) + ticks(12)))
+}
+
+#[test]
+fn stack_is_killed() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Nginx, Need::Curl]].concat()) else { return };
+    let _core = one_core();
+    let mut stage = Stage::new();
+    let got = stage.path("got");
+    let slow = format!("location /slow/ {{ alias {}/; limit_rate 100k; }}", stage.path("site"));
+    let mut server = Wanted { workers: 2, server: &slow, ..PLAIN }.start(&stage);
+    let workers = children(server.process.id());
+    // One connection that waits for a request, one in the middle of an answer.
+    let mut idle = stage.netns.within(|| Ok(connect(STACK[0], 8080))).unwrap();
+    let slow = url(STACK[0], "slow/1000000");
+    let mut download = stage.start_beside(&["curl", "--silent", "--max-time", "60", "--output", &got, &slow]);
+    until("a part of an answer", || fs::metadata(&got).is_ok_and(|got| got.len() > 0), || download.tail());
+    assert_eq!(curl(&stage.netns, &[&url(STACK[0], "memory")]), b"from memory");
+
+    let mut stack = stage.stack.take().unwrap();
+    stack.signal(Signal::KILL).unwrap();
+    until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
+    drop(stack);
+    // The workers have nothing to do now, though their listeners have ended.
+    let log = || fs::read_to_string(&server.log).unwrap();
+    let before = workers.iter().map(|&worker| busy(worker)).sum::<Duration>();
+    let start = Instant::now();
+    thread::sleep(Duration::from_secs(1));
+    let spent = workers.iter().map(|&worker| busy(worker)).sum::<Duration>() - before;
+    assert!(spent < start.elapsed() / 4, "{spent:?} of {:?}: {}", start.elapsed(), log());
+
+    // What begins now finds the new stack at the same path.
+    stage.start_stack();
+    download.kill();
+    // It knows nothing of connections of the other one.
+    idle.write_all(b"GET").unwrap();
+    assert_eq!(idle.read(&mut [0]).map_err(|error| error.kind()), Err(ErrorKind::ConnectionReset));
+    server.quit();
+    let server = Wanted { workers: 2, ..PLAIN }.start(&stage);
+    assert!(curl(&stage.netns, &[&url(STACK[0], "1000000")]) == nginx::file(1_000_000));
+    server.stop();
+    stage.stop();
+}
