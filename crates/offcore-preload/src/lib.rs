@@ -4,16 +4,16 @@
 //! `dup`, `fork` and everything else that concerns descriptors do what they always do; only what moves bytes or asks about
 //! addresses comes here. [`offcore_session::wake`] has the rules of that pair.
 //!
-//! * [`calls`]: libc's functions that are replaced,
-//! * [`decide`]: when a socket of the kernel's becomes a session, by [`rules`],
-//! * [`stream`] and [`datagrams`]: what is sent and received,
-//! * [`session`], [`lock`]: a session among threads and processes,
-//! * [`table`]: which descriptors are sessions; [`polled`]: what epoll sets have of those that are not yet,
-//! * [`link`]: the process's link to the stack.
+//! * `calls`: libc's functions that are replaced,
+//! * `decide`: when a socket of the kernel's becomes a session, by `rules`,
+//! * `stream` and `datagrams`: what is sent and received,
+//! * `session`, `lock`: a session among threads and processes,
+//! * `table`: which descriptors are sessions; `polled`: what epoll sets have of those that are not yet,
+//! * `link`: the process's link to the stack.
 //!
 //! The library runs inside of other people's calls, in signal handlers and after `fork`. So it has no standard library, asks
-//! for no memory on the way of data, has no thread-local state, and makes system calls of its own ([`sys`]). What is no
-//! session's goes to libc ([`real`]).
+//! for no memory on the way of data, has no thread-local state, and makes system calls of its own (`sys`). What is no
+//! session's goes to libc (`real`).
 
 #![cfg_attr(not(test), no_std)]
 // Without the feature nobody calls what replaces libc's functions.
