@@ -165,8 +165,11 @@ pub(crate) enum Decided {
 /// says who else has it. A datagram socket receives from now on.
 pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, Errno> {
     let ip = to.ip();
-    if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || rules::is_kernels(ip) {
-        if !ip.is_unspecified() {
+    let any = ip.is_unspecified();
+    // A rule can name a datagram socket at all addresses.
+    let ours = any && entry.kind == Kind::OpenDatagrams && rules::may_listen(entry.kind, to.port());
+    if !ours && (any || ip.is_loopback() || ip.is_multicast() || rules::is_kernels(ip)) {
+        if !any {
             leave(fd, entry);
         }
         return Ok(Decided::Kernel);
