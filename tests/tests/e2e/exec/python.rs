@@ -1,11 +1,13 @@
 //! Python and curl on the stack.
 
+use std::net::UdpSocket;
+
 use offcore_bench::peer::process::Process;
 use peers::{Need, one_core, require};
 
 use super::super::http::curl;
 use super::super::tcp::{content, echo};
-use super::{KERNEL, NEEDS, STACK, Stage};
+use super::{KERNEL, NEEDS, STACK, Stage, TIMEOUT};
 
 const SIZES: [usize; 4] = [1, 4096, 100_000, 1_000_000];
 
@@ -94,6 +96,16 @@ async def main():
 asyncio.run(main())
 ";
 
+const DATAGRAMS: &str = "
+import socket
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(('', 7))
+print('ready', flush=True)
+while True:
+    data, peer = server.recvfrom(65536)
+    server.sendto(data[::-1], peer)
+";
+
 /// Ten streams at once, each compared.
 const CLIENTS: &str = "
 import asyncio, os, sys
@@ -148,5 +160,32 @@ fn servers_of_threads_and_tasks() {
         stage.wait_listening(KERNEL, 7, &server);
         assert_eq!(stage.run_apart(&["python3", &clients, KERNEL]), "all\n");
     }
+    stage.stop();
+}
+
+#[test]
+fn server_of_datagrams() {
+    let Some(()) = needs() else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let script = stage.write("datagrams.py", DATAGRAMS);
+    let command = stage.on_stack(&stage.netns, &["udp:7"], &["python3", &script]);
+    let mut server = Process::spawn("python3", command).unwrap();
+    server.wait_for(0, TIMEOUT, "the server", |text| text.contains("ready").then_some(())).unwrap();
+    let answered = stage.netns.within(|| {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect((STACK[0], 7))?;
+        socket.set_read_timeout(Some(TIMEOUT))?;
+        for len in [0, 1, 100, 1472, 20_000] {
+            let (mut bytes, mut answer) = (file(len), vec![0; 65_536]);
+            socket.send(&bytes)?;
+            let read = socket.recv(&mut answer)?;
+            bytes.reverse();
+            assert!(answer[..read] == bytes, "{read} of {len} bytes");
+        }
+        Ok(())
+    });
+    answered.unwrap_or_else(|error| panic!("{error}: {}", server.tail()));
+    drop(server);
     stage.stop();
 }

@@ -57,6 +57,7 @@ fn stack_is_killed() {
     idle.write_all(b"GET").unwrap();
     assert_eq!(idle.read(&mut [0]).map_err(|error| error.kind()), Err(ErrorKind::ConnectionReset));
     server.quit();
+    fs::remove_file(&server.log).unwrap();
     let server = Wanted { workers: 2, ..PLAIN }.start(&stage);
     assert!(curl(&stage.netns, &[&url(STACK[0], "1000000")]) == nginx::file(1_000_000));
     server.stop();
