@@ -59,10 +59,14 @@ pub struct Welcome {
 pub enum Call {
     /// `number`: the first segment that is wanted.
     Segments = 1,
-    /// A session with an address of the stack's: `local`, `value` is the kind (`SOCK_STREAM` or `SOCK_DGRAM`).
+    /// A session with an address of the stack's: `local`, `value` is the kind (`SOCK_STREAM` or `SOCK_DGRAM`). Of datagrams
+    /// `remote` is where the first one is to go, if there is one: then errors are the same as of [`Call::Connect`].
     Bind = 2,
     /// A connection to `remote`: of session `number`, or of a new one where that is [`NONE`], from `local` if there is one.
     /// `EOPNOTSUPP`: that is an address of the stack's own.
+    ///
+    /// Of datagrams (`value` says so of a new session): the one peer, or none any more. `local` is the address that is
+    /// unspecified in the socket's family: what it is bound to when it is bound to none, and connected to nobody.
     Connect = 3,
     /// Connections to session `number`, or where that is [`NONE`] to `local`, where 0.0.0.0 is all IPv4 addresses, and `::`
     /// all addresses; `value` is the backlog, with [`SHARE_PORT`] where others may listen there, too, and [`ONLY_V6`].

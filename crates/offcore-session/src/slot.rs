@@ -90,7 +90,8 @@ pub struct Identity {
     pub generation: AtomicU32,
     /// `SOCK_STREAM` or `SOCK_DGRAM`.
     pub kind: AtomicU32,
-    /// Why it is over, as an `errno`; 0 for no error.
+    /// Why it is over, as an `errno`; 0 for no error. Of a datagram socket: an error that no call has returned yet, see
+    /// [`fail`](Self::fail).
     pub error: AtomicU32,
     /// Our port, and the peer's in the upper half.
     pub ports: AtomicU32,
@@ -182,6 +183,28 @@ impl Kept {
 }
 
 impl Identity {
+    /// A datagram socket has an error, which one call returns; an older one that none has returned is forgotten. The session
+    /// is to be announced after this.
+    pub fn fail(&self, error: u32) {
+        self.error.store(error, Ordering::Release);
+    }
+
+    /// Whether there is an error that no call has returned.
+    pub fn has_failed(&self) -> bool {
+        self.error.load(Ordering::Relaxed) != 0
+    }
+
+    /// Takes the error of a datagram socket: of several calls at once, one gets it.
+    pub fn take_failure(&self) -> Option<u32> {
+        let failed = self.has_failed().then(|| self.error.swap(0, Ordering::AcqRel));
+        failed.filter(|error| *error != 0)
+    }
+
+    /// Gives an error back that the call which has taken it cannot return, unless there is another one meanwhile.
+    pub fn return_failure(&self, error: u32) {
+        let _ = self.error.compare_exchange(0, error, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
     fn words(&self) -> impl Iterator<Item = &AtomicU32> {
         let Self { number, generation, kind, error, ports, family, local, remote } = self;
         [number, generation, kind, error, ports, family].into_iter().chain(local).chain(remote)

@@ -6,7 +6,7 @@
 //!
 //! | state | what is done | what `poll` shows |
 //! |---|---|---|
-//! | data to be read | the stack writes one byte, the *token* | `IN`, and a new edge with each byte |
+//! | data to be read, or an error of a datagram socket | the stack writes one byte, the *token* | `IN`, and a new edge with each byte |
 //! | no room to write, connecting, listening | the application's end has unread bytes: the *gate* | no `OUT`; an edge when the stack reads them |
 //! | the peer has ended its stream | the stack shuts its end down for writing | `IN RDHUP` |
 //! | reset, or the stack is dead | the stack's end closes over an unread byte, which is there from the beginning | `IN OUT ERR HUP RDHUP` |
@@ -16,7 +16,7 @@
 //! The application, when it has read everything, takes the byte, stores 0, executes a full fence, and looks once more
 //! whether there are bytes. If so it marks its session, and the stack announces again. So whenever a call returns and
 //! there are bytes, the byte is in the pair, or the session is marked. A byte may be there without data: an application
-//! that finds it takes it.
+//! that finds it takes it. An error of a datagram socket is announced as data is, and looked for as well.
 //!
 //! **Gate.** The application closes the gate, stores 1 into `want_out`, looks once more whether there is room, and marks its
 //! session in any case. The stack looks at `want_out` when it has freed room, and when a session is marked; if there is

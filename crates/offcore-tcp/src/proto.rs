@@ -27,6 +27,7 @@ mod listeners;
 mod memory;
 mod neighbour;
 mod net;
+mod one_peer;
 mod opening;
 mod output;
 mod packet;

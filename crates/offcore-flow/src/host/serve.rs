@@ -5,7 +5,7 @@
 //!
 //! * `door`: where processes attach, and `attach`: who they are,
 //! * `application`: its processes and sessions,
-//! * `calls`: what they ask for,
+//! * `calls`: what they ask for, and `datagrams`: of datagram sockets,
 //! * `session`: what a session's application wants, and is told; `listening`: connections that come,
 //! * `pair`: both ends of a session, `peers`: whether the other one is there, `wire`: messages, `key`: what the kernel tells of.
 //!
@@ -20,6 +20,7 @@ mod application;
 mod attach;
 mod calls;
 mod counts;
+mod datagrams;
 mod door;
 mod key;
 mod listening;
@@ -243,6 +244,7 @@ impl App for Serve {
             Event::Connected(conn) => self.connected(conn, calls),
             Event::EndOfStream(conn) => self.peer_ended(conn),
             Event::Closed(conn, cause) => self.over(conn, cause),
+            Event::Failed(conn, cause) => self.failed(conn, cause),
             Event::AddressConflict { address, .. } => {
                 tracing::warn!(%address, "somebody else has this address: it is not used");
             }

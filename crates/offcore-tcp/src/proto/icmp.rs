@@ -87,7 +87,7 @@ impl Stack {
 
     /// The connection that an error is about, when it quotes what is in flight.
     fn quoted(&mut self, quoted: Option<Quoted>) -> Option<ConnId> {
-        let Quoted { key, seq } = quoted?;
+        let Quoted { key, seq, .. } = quoted?.segment()?;
         let Entry::Conn(index) = self.flows.find(&key, |entry| self.key_of(entry))? else { return None };
         let (id, conn) = self.conns.at(index)?;
         let sender = &conn.tcb.sender;
@@ -101,7 +101,7 @@ impl Stack {
 
     /// The same about our answer to a SYN. What is hard ends the attempt, and nobody is told; a smaller MTU is remembered.
     fn half_error(&mut self, quoted: Option<Quoted>, hard: bool, mtu: Option<u16>) {
-        let Some(Quoted { key, seq }) = quoted else { return };
+        let Some(Quoted { key, seq, .. }) = quoted.and_then(Quoted::segment) else { return };
         let Some(Entry::Half(index)) = self.flows.find(&key, |entry| self.key_of(entry)) else { return };
         let Some(Some(half)) = self.halves.get_mut(index as usize) else { return };
         if seq != half.both.iss {
@@ -125,6 +125,7 @@ impl Stack {
         };
         let hard = matches!(code, icmpv4::PROTOCOL_UNREACHABLE | icmpv4::PORT_UNREACHABLE);
         let smaller = (code == icmpv4::FRAGMENTATION_NEEDED).then_some(mtu.max(LEAST_V4));
+        self.datagram_lost(Quoted::v4(quoted), Self::lost_v4(code), out);
         self.half_error(Quoted::v4(quoted), hard, smaller);
         let Some(id) = self.quoted(Quoted::v4(quoted)) else { return };
         match code {
@@ -138,6 +139,7 @@ impl Stack {
     /// The same of IPv6.
     #[cold]
     pub(super) fn unreachable_v6(&mut self, code: u8, quoted: &[u8], out: &mut Out) {
+        self.datagram_lost(Quoted::v6(quoted), Self::lost_v6(code), out);
         if code == icmpv6::PORT_UNREACHABLE {
             self.half_error(Quoted::v6(quoted), true, None);
         }

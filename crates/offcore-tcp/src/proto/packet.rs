@@ -188,6 +188,8 @@ pub enum Event {
     EndOfStream(ConnId),
     /// The connection is over, and why.
     Closed(ConnId, Cause),
+    /// ICMP says that what a connected datagram socket has sent to its peer was not delivered, and why. It can go on.
+    Failed(ConnId, Cause),
     /// Somebody else has an address of ours; it is not used.
     AddressConflict { iface: u8, address: IpAddr },
 }

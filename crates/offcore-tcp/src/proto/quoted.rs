@@ -9,25 +9,34 @@ use super::addr::FlowKey;
 /// A packet of ours that an error is about.
 pub(super) struct Quoted {
     pub key: FlowKey,
+    /// TCP or UDP.
+    pub protocol: IpProtocol,
+    /// The sequence number of a segment.
     pub seq: u32,
 }
 
 impl Quoted {
     pub(super) fn v4(bytes: &[u8]) -> Option<Self> {
         let ip = Ipv4Packet::head_of(bytes, u16::MAX.into()).ok()?;
-        Self::tcp(ip.src().into(), ip.dst().into(), ip.protocol(), ip.payload())
+        Self::with_ports(ip.src().into(), ip.dst().into(), ip.protocol(), ip.payload())
     }
 
     pub(super) fn v6(bytes: &[u8]) -> Option<Self> {
         let ip = Ipv6Packet::head_of(bytes, 40 + usize::from(u16::MAX)).ok()?;
-        Self::tcp(ip.src().into(), ip.dst().into(), ip.next_header(), ip.payload())
+        Self::with_ports(ip.src().into(), ip.dst().into(), ip.next_header(), ip.payload())
     }
 
     /// The ports are in the first four bytes, a sequence number in the next four.
-    fn tcp(src: IpAddr, dst: IpAddr, protocol: IpProtocol, bytes: &[u8]) -> Option<Self> {
-        let &[a, b, c, d, e, f, g, h] = bytes.first_chunk::<8>().filter(|_| protocol == IpProtocol::TCP)?;
+    fn with_ports(src: IpAddr, dst: IpAddr, protocol: IpProtocol, bytes: &[u8]) -> Option<Self> {
+        let known = matches!(protocol, IpProtocol::TCP | IpProtocol::UDP);
+        let &[a, b, c, d, e, f, g, h] = bytes.first_chunk::<8>().filter(|_| known)?;
         let (from, to) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
         let key = FlowKey::new(SocketAddr::new(src, from), SocketAddr::new(dst, to))?;
-        Some(Self { key, seq: u32::from_be_bytes([e, f, g, h]) })
+        Some(Self { key, protocol, seq: u32::from_be_bytes([e, f, g, h]) })
+    }
+
+    /// A segment of TCP.
+    pub(super) fn segment(self) -> Option<Self> {
+        Some(self).filter(|quoted| quoted.protocol == IpProtocol::TCP)
     }
 }

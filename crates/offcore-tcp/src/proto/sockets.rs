@@ -31,6 +31,8 @@ pub(super) struct Socket {
     pub memory: Arc<Memory>,
     pub address: Option<IpAddr>,
     pub port: u16,
+    /// Whom it is connected to: nobody else is heard.
+    pub peer: Option<SocketAddr>,
     pub slot: Slot,
     pub rx: Fifo<Rx>,
     pub tx: Fifo<Tx>,
@@ -129,6 +131,15 @@ impl Sockets {
 
     pub(super) fn id(&self, index: u32) -> ConnId {
         ConnId { index: index + SOCKETS, generation: self.slots[index as usize].generation }
+    }
+
+    /// The socket that takes datagrams of `peer`'s to an address and port: one at the address before one at all.
+    pub(super) fn find(&self, to: IpAddr, port: u16, peer: SocketAddr) -> Option<ConnId> {
+        let mut ids = [Some(to), None].into_iter().filter_map(|address| {
+            let index = *self.by_address.get(&(address, port))?;
+            Some(self.id(index))
+        });
+        ids.find(|id| self.get(*id).is_some_and(|socket| socket.peer.is_none_or(|only| only == peer)))
     }
 
     pub(super) fn insert(&mut self, socket: Box<Socket>) -> ConnId {

@@ -63,6 +63,7 @@ impl Stack {
             memory: Arc::clone(arena.memory()),
             address,
             port,
+            peer: None,
             slot,
             rx: Fifo::new(slot),
             tx: Fifo::new(slot),
@@ -110,14 +111,13 @@ impl Stack {
             }
             RxChecksum::Unknown { .. } => {}
         }
-        let sockets = &self.udp.by_address;
-        let Some(&index) = sockets.get(&(Some(ip.dst), to)).or_else(|| sockets.get(&(None, to))) else {
+        let peer = SocketAddr::new(ip.src, from);
+        let Some(id) = self.udp.find(ip.dst, to, peer) else {
             self.port_unreachable(now, ip, packet.head, out);
             return Err(DropReason::NoConnection);
         };
-        let payload = (len - udp::HEADER_LEN) as u16;
-        let header = Header { len: payload, peer: SocketAddr::new(ip.src, from), local: ip.dst };
-        self.take_datagram(self.udp.id(index), &header, ip.transport + udp::HEADER_LEN, out)
+        let header = Header { len: (len - udp::HEADER_LEN) as u16, peer, local: ip.dst };
+        self.take_datagram(id, &header, ip.transport + udp::HEADER_LEN, out)
     }
 
     /// Orders the copy of a datagram, whose payload begins at `skip`, when there is room for it.

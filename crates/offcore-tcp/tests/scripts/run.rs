@@ -352,6 +352,7 @@ fn name_of(event: &Event) -> String {
         Event::Writable(_) => "writable".into(),
         Event::EndOfStream(_) => "end".into(),
         Event::Closed(_, cause) => format!("closed({cause:?})"),
+        Event::Failed(_, cause) => format!("failed({cause:?})"),
         Event::AddressConflict { .. } => "conflict".into(),
     }
 }

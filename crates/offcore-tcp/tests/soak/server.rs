@@ -74,7 +74,7 @@ impl Server {
                 }
                 self.look(now, conn, true, end);
             }
-            Event::Connected(_) | Event::AddressConflict { .. } => {}
+            Event::Connected(_) | Event::Failed(..) | Event::AddressConflict { .. } => {}
         }
     }
 

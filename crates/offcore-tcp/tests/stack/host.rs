@@ -349,7 +349,7 @@ impl Host {
                         session.closed = Some(cause);
                     }
                 }
-                Event::AddressConflict { .. } => {}
+                Event::Failed(..) | Event::AddressConflict { .. } => {}
             }
         }
         let controls: Vec<_> = self.out.controls.drain(..).collect();

@@ -262,7 +262,7 @@ impl App for Talk {
                 self.stream = self.stream.take().filter(|stream| stream.conn != conn);
                 calls.close(conn);
             }
-            Event::AddressConflict { .. } => {}
+            Event::Failed(..) | Event::AddressConflict { .. } => {}
         }
     }
 

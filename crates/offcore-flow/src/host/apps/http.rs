@@ -181,6 +181,7 @@ impl App for FileServer {
                     calls.close(conn);
                 }
             }
+            Event::Failed(..) => {}
             Event::AddressConflict { address, .. } => {
                 tracing::warn!(%address, "somebody else has this address: it is not used");
             }

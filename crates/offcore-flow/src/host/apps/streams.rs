@@ -207,6 +207,7 @@ impl App for Streams {
                     calls.close(conn);
                 }
             }
+            Event::Failed(..) => {}
             Event::AddressConflict { address, .. } => {
                 tracing::warn!(%address, "somebody else has this address: it is not used");
             }

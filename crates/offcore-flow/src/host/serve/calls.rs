@@ -31,13 +31,13 @@ const CLOSE: u32 = 7;
 const LISTEN: u32 = 10;
 
 /// An answer, and what goes with it.
-struct Reply {
+pub(super) struct Reply {
     answer: Answer,
     end: Option<OwnedFd>,
 }
 
 impl Reply {
-    fn of(named: Named, end: Option<OwnedFd>) -> Self {
+    pub(super) fn of(named: Named, end: Option<OwnedFd>) -> Self {
         let descriptors = end.is_some().into();
         Self { answer: Answer { session: named, descriptors, ..Answer::of(0) }, end }
     }
@@ -156,12 +156,10 @@ impl Serve {
                 Beginning { place, what, state: state::BOUND, local: Some(local), remote: None }
             }
             DATAGRAM => {
-                let conn = calls.stack.open_datagrams(id, address, local.port()).map_err(errno)?;
-                let port = calls.stack.datagram_address(conn).map_or(0, |(_, port)| port);
-                let Some(place) = calls.stack.slot(conn) else { return Err(Errno::NOBUFS) };
-                let local = SocketAddr::new(local.ip(), port);
-                let what = What::Datagrams(conn);
-                Beginning { place, what, state: state::BOUND, local: Some(local), remote: None }
+                if let Some(to) = question.remote {
+                    calls.stack.source_to(to.ip()).map_err(errno)?;
+                }
+                self.datagrams(id, local, None, calls)?
             }
             _ => return Err(Errno::PROTOTYPE),
         };
@@ -169,7 +167,12 @@ impl Serve {
     }
 
     /// Makes a session and tells of it; what it was made for goes back when it cannot be.
-    fn made(&mut self, app: usize, begin: Beginning, calls: &mut Calls<'_>) -> Result<Reply, Errno> {
+    pub(super) fn made(
+        &mut self,
+        app: usize,
+        begin: Beginning,
+        calls: &mut Calls<'_>,
+    ) -> Result<Reply, Errno> {
         let place = begin.place;
         let conn = match &begin.what {
             What::Stream(conn) | What::Datagrams(conn) => Some(*conn),
@@ -233,13 +236,23 @@ impl Serve {
 
     /// A connection, of a session that has an address or of a new one; or the peer of a datagram socket.
     fn connect(&mut self, app: usize, question: &Question, calls: &mut Calls<'_>) -> Result<Reply, Errno> {
-        let to = question.remote.ok_or(Errno::INVAL)?;
         let application = self.app(app).ok_or(Errno::BADF)?;
         let id = application.id;
+        let connected = application.session(question.number).map(|session| &session.what);
+        if let Some(What::Datagrams(conn)) = connected.filter(|_| question.number != NONE) {
+            let conn = *conn;
+            return self.connect_datagrams(app, conn, question, calls);
+        }
+        let to = question.remote.ok_or(Errno::INVAL)?;
         if question.number == NONE {
             // Nothing that is sent to an address of ours comes back: the kernel connects programs of this machine.
             if calls.stack.has_address(to.ip()) {
                 return Err(Errno::OPNOTSUPP);
+            }
+            if question.value == DATAGRAM {
+                let local = question.local.ok_or(Errno::INVAL)?;
+                let begin = self.datagrams(id, local, Some(to), calls)?;
+                return self.made(app, begin, calls);
             }
             let conn = calls.stack.connect(calls.now, id, question.local, to, calls.out).map_err(errno)?;
             let Some(place) = calls.stack.slot(conn) else { return Err(Errno::NOBUFS) };
@@ -251,11 +264,6 @@ impl Serve {
         let (session, slot) = application.both(question.number).ok_or(Errno::BADF)?;
         let named = Named { place: session.place.number(), generation: session.generation };
         match session.what {
-            What::Datagrams(conn) => {
-                let (address, port) = calls.stack.datagram_address(conn).ok_or(Errno::BADF)?;
-                let address = address.unwrap_or(unspecified(to));
-                write_addresses(slot, Some(SocketAddr::new(address, port)), Some(to));
-            }
             What::Bound(address, port) => {
                 let from = SocketAddr::new(address.unwrap_or(unspecified(to)), port);
                 let conn = calls.stack.connect(calls.now, id, Some(from), to, calls.out).map_err(errno)?;
@@ -269,7 +277,7 @@ impl Serve {
                 session.what = What::Stream(conn);
                 self.by_conn.insert(conn, (app, question.number));
             }
-            What::Stream(_) | What::Gone => return Err(Errno::ISCONN),
+            What::Stream(_) | What::Datagrams(_) | What::Gone => return Err(Errno::ISCONN),
             What::Listener(_) => return Err(Errno::INVAL),
         }
         Ok(Reply::of(named, None))
@@ -363,7 +371,7 @@ impl Serve {
     }
 
     /// An answer that names a session.
-    fn named(&mut self, app: usize, number: u32) -> Result<Reply, Errno> {
+    pub(super) fn named(&mut self, app: usize, number: u32) -> Result<Reply, Errno> {
         let session = self.app(app).and_then(|app| app.session(number)).ok_or(Errno::BADF)?;
         Ok(Reply::of(Named { place: session.place.number(), generation: session.generation }, None))
     }
@@ -428,7 +436,7 @@ fn info_words(info: &Info) -> [u32; INFO] {
 }
 
 /// Why a call was refused, as an `errno`.
-fn errno(error: CallError) -> Errno {
+pub(super) fn errno(error: CallError) -> Errno {
     match error {
         CallError::NoRoute => Errno::NETUNREACH,
         CallError::Tentative | CallError::NotOurs | CallError::NoPort | CallError::Elsewhere => {

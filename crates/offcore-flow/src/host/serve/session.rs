@@ -154,7 +154,7 @@ impl Session {
             // Before it is open it is not ended; then it is looked at again.
             self.ended = calls.stack.shutdown(calls.now, conn, calls.out).is_ok();
         }
-        if calls.stack.unread(conn) > 0 {
+        if calls.stack.unread(conn) > 0 || self.has_failed(slot) {
             self.announce(slot, counts);
         }
         self.make_room(slot, calls, counts);
@@ -187,6 +187,17 @@ impl Session {
         self.hung || no_more && wanted & wish::END != 0
     }
 
+    /// What a datagram socket has sent was not delivered: the application is told once.
+    pub(super) fn failed(&mut self, slot: &Slot, cause: Cause, counts: &mut ServeCounts) {
+        slot.identity.fail(error_of(cause));
+        self.announce(slot, counts);
+    }
+
+    /// Whether a datagram socket has an error that the application has not heard of.
+    fn has_failed(&self, slot: &Slot) -> bool {
+        matches!(self.what, What::Datagrams(_)) && slot.identity.has_failed()
+    }
+
     /// Says that there is something to read, unless that is said.
     pub(super) fn announce(&mut self, slot: &Slot, counts: &mut ServeCounts) {
         // An end that is shut shows that there is something to read.
@@ -197,7 +208,7 @@ impl Session {
 
     /// The same, whatever is said: who was to hear it may be dead.
     pub(super) fn announce_again(&mut self, slot: &Slot, calls: &Calls<'_>, counts: &mut ServeCounts) {
-        if self.conn().is_some_and(|conn| calls.stack.unread(conn) > 0) {
+        if self.conn().is_some_and(|conn| calls.stack.unread(conn) > 0) || self.has_failed(slot) {
             slot.wake.announce();
             self.put_token(counts);
         }

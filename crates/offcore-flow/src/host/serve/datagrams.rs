@@ -1,0 +1,75 @@
+//! Datagram sockets: they are made, have one peer or any, and hear of errors.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use offcore_session::message::Question;
+use offcore_session::slot::state;
+use offcore_tcp::proto::{AppId, Cause, ConnId};
+use rustix::io::Errno;
+
+use super::Serve;
+use super::calls::{Reply, errno};
+use super::session::{What, write_addresses};
+use super::sessions::Beginning;
+use crate::host::Calls;
+
+impl Serve {
+    /// A datagram socket of an application, bound to `local` and connected to `peer`, if there is one.
+    pub(super) fn datagrams(
+        &self,
+        id: AppId,
+        local: SocketAddr,
+        peer: Option<SocketAddr>,
+        calls: &mut Calls<'_>,
+    ) -> Result<Beginning, Errno> {
+        let address = Some(local.ip()).filter(|address| !address.is_unspecified());
+        let conn = calls.stack.open_datagrams(id, address, local.port()).map_err(errno)?;
+        let source = match peer {
+            Some(_) => calls.stack.connect_datagrams(conn, peer).map_err(errno),
+            None => Ok(None),
+        };
+        let place = calls.stack.slot(conn).ok_or(Errno::NOBUFS);
+        let (source, place) = match (source, place) {
+            (Ok(source), Ok(place)) => (source, place),
+            (Err(error), _) | (_, Err(error)) => {
+                calls.close(conn);
+                return Err(error);
+            }
+        };
+        let port = calls.stack.datagram_address(conn).map_or(0, |(_, port)| port);
+        let local = SocketAddr::new(source.unwrap_or(local.ip()), port);
+        let what = What::Datagrams(conn);
+        Ok(Beginning { place, what, state: state::BOUND, local: Some(local), remote: peer })
+    }
+
+    /// A datagram socket that is there has another peer, or none.
+    pub(super) fn connect_datagrams(
+        &mut self,
+        app: usize,
+        conn: ConnId,
+        question: &Question,
+        calls: &mut Calls<'_>,
+    ) -> Result<Reply, Errno> {
+        let peer = question.remote;
+        if peer.is_some_and(|peer| calls.stack.has_address(peer.ip())) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let source = calls.stack.connect_datagrams(conn, peer).map_err(errno)?;
+        let port = calls.stack.datagram_address(conn).map_or(0, |(_, port)| port);
+        let any = question.local.map(|local| local.ip()).filter(IpAddr::is_unspecified);
+        let local = source.or(any).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let (_, slot) = self.app(app).and_then(|app| app.both(question.number)).ok_or(Errno::BADF)?;
+        write_addresses(slot, Some(SocketAddr::new(local, port)), peer);
+        self.named(app, question.number)
+    }
+
+    /// What a datagram socket has sent was not delivered.
+    pub(super) fn failed(&mut self, conn: ConnId, cause: Cause) {
+        let Self { apps, by_conn, counts, .. } = self;
+        let Some(&(app, number)) = by_conn.get(&conn) else { return };
+        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        if let Some((session, slot)) = application.and_then(|app| app.both(number)) {
+            session.failed(slot, cause, counts);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Datagram sockets that are connected: they hear one peer, and of errors that what they sent to it has met.
+
+use std::net::{IpAddr, SocketAddr};
+
+use offcore_wire::{IpProtocol, icmpv4, icmpv6};
+
+use super::addr::ConnId;
+use super::calls::CallError;
+use super::packet::{Cause, Event, Out};
+use super::quoted::Quoted;
+use super::stack::Stack;
+
+impl Stack {
+    /// Our address from which packets to `to` go.
+    ///
+    /// # Errors
+    /// [`CallError::NoRoute`]; [`CallError::Tentative`] in an interface's first second, over IPv6.
+    pub fn source_to(&self, to: IpAddr) -> Result<IpAddr, CallError> {
+        match self.net.way(to) {
+            Some(way) => Ok(way.source),
+            None if self.net.may_have_way(to) => Err(CallError::Tentative),
+            None => Err(CallError::NoRoute),
+        }
+    }
+
+    /// Connects a datagram socket: from now on it receives from `peer` only, and [`Event::Failed`] tells of errors by which
+    /// what it sends to `peer` is not delivered. `None` undoes it. What it has received before stays. It still sends to
+    /// whomever a datagram's header names.
+    ///
+    /// Returns our address from which datagrams to `peer` go, of no peer the one that the socket is bound to.
+    ///
+    /// # Errors
+    /// [`CallError::Gone`]; as [`source_to`](Self::source_to), where [`CallError::NoRoute`] is also told of groups,
+    /// broadcast addresses, and a peer of another family than the address that the socket is bound to.
+    pub fn connect_datagrams(
+        &mut self,
+        socket: ConnId,
+        peer: Option<SocketAddr>,
+    ) -> Result<Option<IpAddr>, CallError> {
+        let bound = self.udp.get(socket).filter(|socket| !socket.closed).ok_or(CallError::Gone)?.address;
+        let source = match peer.map(|peer| peer.ip()) {
+            Some(to) => {
+                let source = self.source_to(to)?;
+                let is_broadcast = self.net.ifaces.iter().any(|iface| iface.is_broadcast(to));
+                let other_family = bound.is_some_and(|bound| bound.is_ipv4() != to.is_ipv4());
+                if to.is_multicast() || to.is_unspecified() || is_broadcast || other_family {
+                    return Err(CallError::NoRoute);
+                }
+                bound.or(Some(source))
+            }
+            None => bound,
+        };
+        if let Some(socket) = self.udp.get_mut(socket) {
+            socket.peer = peer;
+        }
+        Ok(source)
+    }
+
+    /// A datagram of ours was not delivered: why, when that does not mend itself (RFC 1122, 4.1.3.3; as Linux).
+    pub(super) fn lost_v4(code: u8) -> Option<Cause> {
+        match code {
+            icmpv4::PORT_UNREACHABLE => Some(Cause::Refused),
+            // A protocol, unknown or isolated networks and hosts, and what is forbidden.
+            icmpv4::PROTOCOL_UNREACHABLE | 6..=10 | 13..=15 => Some(Cause::Unreachable),
+            _ => None,
+        }
+    }
+
+    /// The same of IPv6 (RFC 4443, 3.1).
+    pub(super) fn lost_v6(code: u8) -> Option<Cause> {
+        match code {
+            icmpv6::PORT_UNREACHABLE => Some(Cause::Refused),
+            // What is forbidden, by an address or a route.
+            1 | 5 | 6 => Some(Cause::Unreachable),
+            _ => None,
+        }
+    }
+
+    /// An error quotes a packet of ours. It is told to the socket that is connected to where the packet went, and has sent
+    /// something: who forges errors has to guess both ports.
+    pub(super) fn datagram_lost(&mut self, quoted: Option<Quoted>, cause: Option<Cause>, out: &mut Out) {
+        let (Some(quoted), Some(cause)) = (quoted, cause) else { return };
+        if quoted.protocol != IpProtocol::UDP {
+            return;
+        }
+        let (local, peer) = (quoted.key.local(), quoted.key.remote());
+        let Some(id) = self.udp.find(local.ip(), local.port(), peer) else { return };
+        if self.udp.get(id).is_some_and(|socket| socket.peer.is_some() && socket.planned > 0) {
+            out.events.push(Event::Failed(id, cause));
+        }
+    }
+}
