@@ -188,16 +188,16 @@ static void refused(int family)
     int fd = udp(family);
     join(fd, peer(family, port));
     result("send", send(fd, "x", 1, 0));
-    await(fd, POLLERR);
+    await(fd, POLLIN | POLLERR);
     polled("poll", fd, ALL);
     result("recv", recv(fd, buffer, 99, MSG_DONTWAIT));
     polled("poll-after", fd, ALL);
     result("recv-again", recv(fd, buffer, 99, MSG_DONTWAIT));
     send(fd, "x", 1, 0);
-    await(fd, POLLERR);
+    await(fd, POLLIN | POLLERR);
     result("send-again", send(fd, "x", 1, 0));
     send(fd, "x", 1, 0);
-    await(fd, POLLERR);
+    await(fd, POLLIN | POLLERR);
     say("error", "%s", error_name(int_of(fd, SOL_SOCKET, SO_ERROR)));
     close(fd);
     // A blocked receiver is told too.

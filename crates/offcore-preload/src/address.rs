@@ -11,16 +11,57 @@ use offcore_session::slot::Slot;
 
 use crate::sys::{self, Errno};
 
+/// The family of an address that a program gave.
+///
+/// # Safety
+/// `address` is of `len` bytes, or null.
+unsafe fn family(address: *const sockaddr, len: socklen_t) -> Result<c_int, Errno> {
+    if address.is_null() || (len as usize) < size_of::<u16>() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller's promise; the family is at the beginning of every address.
+    Ok(c_int::from(unsafe { address.cast::<u16>().read_unaligned() }))
+}
+
 /// An address that a program gave; IPv4 in IPv6 is IPv4.
 ///
 /// # Safety
 /// `address` is of `len` bytes, or null.
 pub(crate) unsafe fn read(address: *const sockaddr, len: socklen_t) -> Result<SocketAddr, Errno> {
-    if address.is_null() || (len as usize) < size_of::<u16>() {
-        return Err(libc::EINVAL);
+    // SAFETY: the caller's promise.
+    unsafe { read_as(family(address, len)?, address, len) }
+}
+
+/// What a datagram socket is to be connected to or, with `sends`, a datagram is to be sent to. `None`: nobody, by an address
+/// of no family.
+///
+/// # Safety
+/// `address` is of `len` bytes, or null.
+pub(crate) unsafe fn read_for_datagrams(
+    v6: bool,
+    sends: bool,
+    address: *const sockaddr,
+    len: socklen_t,
+) -> Result<Option<SocketAddr>, Errno> {
+    let least = if v6 { 24 } else { size_of::<sockaddr_in>() };
+    // SAFETY: the caller's promise.
+    match unsafe { family(address, len) }? {
+        libc::AF_UNSPEC if v6 || !sends => Ok(None),
+        // As Linux: it is taken for one of IPv4.
+        // SAFETY: the caller's promise.
+        libc::AF_UNSPEC => unsafe { read_as(libc::AF_INET, address, len) }.map(Some),
+        // SAFETY: the caller's promise.
+        libc::AF_INET => unsafe { read(address, len) }.map(Some),
+        // SAFETY: the caller's promise.
+        libc::AF_INET6 if v6 => unsafe { read(address, len) }.map(Some),
+        _ if (len as usize) < least || v6 && sends => Err(libc::EINVAL),
+        _ => Err(libc::EAFNOSUPPORT),
     }
-    // SAFETY: the caller's promise; the family is at the beginning of every address.
-    let family = c_int::from(unsafe { address.cast::<u16>().read_unaligned() });
+}
+
+/// # Safety
+/// `address` is of `len` bytes.
+unsafe fn read_as(family: c_int, address: *const sockaddr, len: socklen_t) -> Result<SocketAddr, Errno> {
     match family {
         libc::AF_INET if len as usize >= size_of::<sockaddr_in>() => {
             // SAFETY: it is as long.
@@ -90,6 +131,11 @@ pub(crate) unsafe fn write(address: SocketAddr, v6: bool, to: *mut sockaddr, len
         ptr::copy_nonoverlapping((&raw const storage).cast::<u8>(), to.cast(), room);
         *len = whole as socklen_t;
     }
+}
+
+/// The address that stands for any.
+pub(crate) fn unspecified(v6: bool) -> IpAddr {
+    if v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() }
 }
 
 /// One end of a session.

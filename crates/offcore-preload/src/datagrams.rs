@@ -1,13 +1,17 @@
 //! Datagram sockets on the stack.
 
 use core::ffi::c_int;
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering;
 
 use offcore_session::datagram::{HEADER_LEN, Header, record_len};
+use offcore_session::message::{Call, Question};
+use offcore_session::slot::wish;
 
 use crate::address::{self, End};
+use crate::link;
 use crate::lock::Held;
+use crate::options;
 use crate::session::Session;
 use crate::sys::Errno;
 use crate::vectors::Buffers;
@@ -26,92 +30,82 @@ pub(crate) fn peer(session: &Session) -> Option<SocketAddr> {
 }
 
 /// Connects the socket: it sends to one peer, and receives from nobody else. `None` undoes it.
-pub(crate) fn connect(session: &Session, to: Option<SocketAddr>) {
-    let identity = &session.slot.identity;
-    let ours = identity.ports.load(Ordering::Relaxed) & 0xffff;
-    let octets = match to.map(|to| to.ip()) {
-        Some(IpAddr::V4(ip)) => {
-            let [a, b, c, d] = ip.octets();
-            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+pub(crate) fn connect(session: &Session, to: Option<SocketAddr>) -> Result<(), Errno> {
+    let mut question = Question::new(Call::Connect, session.slot.identity.number.load(Ordering::Relaxed), 0);
+    question.remote = to;
+    question.local = Some(SocketAddr::new(address::unspecified(session.entry.v6), 0));
+    match link::ask(&question, &[]) {
+        Ok((_, received)) => {
+            received.close();
+            Ok(())
         }
-        Some(IpAddr::V6(ip)) => ip.octets(),
-        None => [0; 16],
-    };
-    for (word, four) in identity.remote.iter().zip(octets.as_chunks::<4>().0) {
-        word.store(u32::from_ne_bytes(*four), Ordering::Relaxed);
+        // Nothing that is sent to an address of the stack's own comes back.
+        Err(libc::EOPNOTSUPP) => Err(libc::ENETUNREACH),
+        Err(error) => Err(error),
     }
-    if let Some(to) = to {
-        identity.family.store(if to.is_ipv4() { 4 } else { 6 }, Ordering::Relaxed);
-    }
-    let port = to.map_or(0, |to| to.port());
-    identity.ports.store(ours | u32::from(port) << 16, Ordering::Release);
 }
 
-/// Receives a datagram.
+/// Receives a datagram; `None` when it has been shut down and there is none.
 ///
 /// # Safety
 /// The buffers are the program's to be written.
-pub(crate) unsafe fn receive(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<Received, Errno> {
+pub(crate) unsafe fn receive(
+    session: &Session,
+    buffers: Buffers<'_>,
+    how: c_int,
+) -> Result<Option<Received>, Errno> {
     if how & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         return Err(libc::EAGAIN);
     }
-    let peer = peer(session);
     loop {
-        // SAFETY: the caller's promise.
-        if let Some(received) = unsafe { take(session, buffers, how, peer) }? {
-            return Ok(received);
-        }
+        // As Linux: an error comes before data.
         if let Some(error) = session.take_error() {
             return Err(error);
+        }
+        // SAFETY: the caller's promise.
+        let received = unsafe { take(session, buffers, how) }?;
+        if received.is_some() {
+            return Ok(received);
         }
         if how & libc::MSG_DONTWAIT != 0 {
             return Err(libc::EAGAIN);
         }
         if !session.wait_readable()? {
-            return Err(libc::ENOTCONN);
+            return match session.wants(wish::NO_READ) {
+                true if session.is_nonblocking() => Err(libc::EAGAIN),
+                true => Ok(None),
+                false => Err(libc::ENOTCONN),
+            };
         }
     }
 }
 
-/// Takes the oldest datagram of the peer's; `None` when there is none.
+/// Takes the oldest datagram; `None` when there is none.
 ///
 /// # Safety
 /// The buffers are the program's to be written.
-unsafe fn take(
-    session: &Session,
-    buffers: Buffers<'_>,
-    how: c_int,
-    peer: Option<SocketAddr>,
-) -> Result<Option<Received>, Errno> {
+unsafe fn take(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<Option<Received>, Errno> {
     let _lock = Held::new(&session.slot.wishes.reading);
     let mut reader = session.reader()?;
-    loop {
-        let mut header = [0; HEADER_LEN];
-        if reader.peek(&mut header) < HEADER_LEN {
-            session.settle(&reader, 0);
-            return Ok(None);
-        }
-        let header = Header::from_bytes(&header).ok_or(libc::EIO)?;
-        let (whole, len) = (record_len(header.len), usize::from(header.len));
-        if reader.available() < whole {
-            return Err(libc::EIO);
-        }
-        let wanted = peer.is_none_or(|peer| peer == header.peer);
-        let mut copied = 0;
-        if wanted {
-            // SAFETY: the caller's promise.
-            copied = unsafe { buffers.fill(0, payload(reader.spans(), len)) };
-        }
-        let left = reader.available() - whole;
-        if !wanted || how & libc::MSG_PEEK == 0 {
-            reader.consume(whole);
-            session.settle(&reader, left);
-            session.mark();
-        }
-        if wanted {
-            return Ok(Some(Received { copied, len, from: header.peer }));
-        }
+    let mut header = [0; HEADER_LEN];
+    if reader.peek(&mut header) < HEADER_LEN {
+        session.settle(&reader, 0);
+        return Ok(None);
     }
+    let header = Header::from_bytes(&header).ok_or(libc::EIO)?;
+    let (whole, len) = (record_len(header.len), usize::from(header.len));
+    if reader.available() < whole {
+        return Err(libc::EIO);
+    }
+    // SAFETY: the caller's promise.
+    let copied = unsafe { buffers.fill(0, payload(reader.spans(), len)) };
+    let left = reader.available() - whole;
+    if how & libc::MSG_PEEK == 0 {
+        reader.consume(whole);
+        session.settle(&reader, left);
+        session.mark();
+    }
+    Ok(Some(Received { copied, len, from: header.peer }))
 }
 
 /// The spans of a record without its header, `len` bytes.
@@ -129,6 +123,18 @@ fn payload<'a>(
     })
 }
 
+/// Whether the stack sends datagrams to an address, as far as that is known here.
+fn may_be_sent_to(session: &Session, to: IpAddr) -> Result<(), Errno> {
+    if matches!(to, IpAddr::V4(to) if to.is_broadcast()) && !options::may_broadcast(session) {
+        return Err(libc::EACCES);
+    }
+    let by_kernel_only = to.is_unspecified() || to.is_loopback() || to.is_multicast();
+    match by_kernel_only || matches!(to, IpAddr::V4(to) if to.is_broadcast()) {
+        true => Err(libc::ENETUNREACH),
+        false => Ok(()),
+    }
+}
+
 /// Sends a datagram, to the peer where no address is given.
 ///
 /// # Safety
@@ -142,19 +148,20 @@ pub(crate) unsafe fn send(
     if how & libc::MSG_ZEROCOPY != 0 || how & libc::MSG_OOB != 0 {
         return Err(libc::EOPNOTSUPP);
     }
-    if let Some(error) = session.take_error() {
-        return Err(error);
-    }
     let peer = to.or_else(|| peer(session)).ok_or(libc::EDESTADDRREQ)?;
     if peer.port() == 0 {
         return Err(libc::EINVAL);
     }
     let most = if peer.is_ipv4() { 65_507 } else { 65_527 };
     let len = Some(buffers.len()).filter(|len| *len <= most).ok_or(libc::EMSGSIZE)?;
-    let local = match peer.ip() {
-        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-    };
+    may_be_sent_to(session, peer.ip())?;
+    if let Some(error) = session.take_error() {
+        return Err(error);
+    }
+    if session.wants(wish::END) {
+        return Err(libc::EPIPE);
+    }
+    let local = address::unspecified(peer.is_ipv6());
     let header = Header { len: len as u16, peer, local };
     loop {
         // SAFETY: the caller's promise.

@@ -81,6 +81,7 @@ struct Options {
     wishes: u32,
     keep: [c_int; 3],
     told: u32,
+    broadcasts: bool,
 }
 
 impl Options {
@@ -100,7 +101,8 @@ impl Options {
         let keep = keep.map(|name| sys::int_option(fd, libc::IPPROTO_TCP, name));
         // Those that a listener accepts have them, too.
         let told = wish::ACCEPTED | if copy_times(fd, end) { wish::TIMED } else { 0 };
-        Self { wishes, keep, told }
+        let broadcasts = sys::int_option(fd, libc::SOL_SOCKET, libc::SO_BROADCAST) != 0;
+        Self { wishes, keep, told, broadcasts }
     }
 
     fn give(&self, session: &Session) {
@@ -110,6 +112,9 @@ impl Options {
         wishes.keep_interval.store(interval as u32, Ordering::Relaxed);
         wishes.keep_count.store(count as u32, Ordering::Relaxed);
         wishes.told.fetch_or(self.told, Ordering::AcqRel);
+        if self.broadcasts {
+            crate::options::allow_broadcast(session);
+        }
         if self.wishes != 0 {
             wishes.options.fetch_or(self.wishes, Ordering::AcqRel);
             session.mark();
@@ -247,8 +252,18 @@ pub(crate) fn backlog_of(backlog: c_int) -> u32 {
     u32::try_from(backlog).unwrap_or(u32::from(u16::MAX)).min(u16::MAX.into())
 }
 
-/// `connect`, or the first datagram to somewhere.
+/// `connect`.
 pub(crate) fn connect(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, Errno> {
+    go(fd, entry, to, Call::Connect)
+}
+
+/// The first datagram of a socket goes to somewhere.
+pub(crate) fn send(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, Errno> {
+    go(fd, entry, to, Call::Bind)
+}
+
+/// Asks for a session that goes to somewhere.
+fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Errno> {
     if !rules::may_reach(entry.kind, to) {
         leave(fd, entry);
         return Ok(Decided::Kernel);
@@ -261,8 +276,8 @@ pub(crate) fn connect(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided
             question
         }
         _ => {
-            let mut question = Question::new(Call::Bind, NONE, libc::SOCK_DGRAM as u32);
-            let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+            let mut question = Question::new(call, NONE, libc::SOCK_DGRAM as u32);
+            let any = SocketAddr::new(address::unspecified(entry.v6), 0);
             (question.local, question.remote) = (Some(bound.unwrap_or(any)), Some(to));
             question
         }

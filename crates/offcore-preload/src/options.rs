@@ -56,6 +56,17 @@ fn kept_name(level: c_int, name: c_int) -> u32 {
     ((level as u32 & 0xff) + 1) << 16 | name as u32 & 0xffff
 }
 
+/// Whether a datagram socket may send to all of a network.
+pub(crate) fn may_broadcast(session: &Session) -> bool {
+    let kept = session.slot.kept.get(kept_name(libc::SOL_SOCKET, libc::SO_BROADCAST));
+    kept.is_some_and(|value| value != 0)
+}
+
+/// Remembers that the kernel's socket, whose place it has taken, may.
+pub(crate) fn allow_broadcast(session: &Session) {
+    session.slot.kept.set(kept_name(libc::SOL_SOCKET, libc::SO_BROADCAST), 1);
+}
+
 /// Lets the kernel say what an option of a socket of that kind is.
 fn by_kernel<T>(session: &Session, ask: impl FnOnce(c_int) -> Result<T, Errno>) -> Result<T, Errno> {
     let family = if session.entry.v6 { libc::AF_INET6 } else { libc::AF_INET };

@@ -133,8 +133,11 @@ impl Session {
         }
     }
 
-    /// The error by which it is over, which is told once.
+    /// The error by which it is over, which is told once. A datagram socket may have others before.
     pub(crate) fn take_error(&self) -> Option<Errno> {
+        if self.is_datagrams() {
+            return self.take_failure();
+        }
         if !self.is_over() {
             return None;
         }
@@ -148,6 +151,27 @@ impl Session {
             let _ = sys::int_option(self.fd, libc::SOL_SOCKET, libc::SO_ERROR);
         }
         (error != 0).then_some(error as Errno)
+    }
+
+    fn take_failure(&self) -> Option<Errno> {
+        let error = self.slot.identity.take_failure()?;
+        if self.is_over() {
+            let _ = sys::int_option(self.fd, libc::SOL_SOCKET, libc::SO_ERROR);
+        }
+        let _lock = Held::new(&self.slot.wishes.reading);
+        // The byte that has told of it goes, unless there is data.
+        if let Ok(reader) = self.reader()
+            && reader.available() == 0
+        {
+            self.settle(&reader, 0);
+        }
+        Some(error as Errno)
+    }
+
+    /// An error of a datagram socket that a call has met after it has done something: the next one returns it.
+    pub(crate) fn return_failure(&self, error: Errno) {
+        self.slot.identity.return_failure(error as u32);
+        self.mark();
     }
 
     /// Whether calls do not wait.
@@ -197,7 +221,7 @@ impl Session {
             leftover.store(0, Ordering::Relaxed);
         }
         wake.taken();
-        if reader.available() > left {
+        if reader.available() > left || self.slot.identity.has_failed() {
             self.mark();
         }
     }
@@ -209,7 +233,7 @@ impl Session {
         if reader.available() == 0 {
             let _ = sys::take_bytes(self.fd);
             self.slot.wake.taken();
-            if reader.available() > 0 {
+            if reader.available() > 0 || self.slot.identity.has_failed() {
                 self.mark();
             }
         }

@@ -53,13 +53,19 @@ pub(super) unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: soc
     let address = unsafe { address::read(to, len) };
     let signals = sys::Blocked::new();
     let decided = match (session::find(fd), address) {
+        (Target::Session(session), _) if session.is_datagrams() => {
+            drop(signals);
+            // SAFETY: the caller's promise.
+            let to = unsafe { address::read_for_datagrams(session.entry.v6, false, to, len) };
+            return sys::returned_int(to.and_then(|to| datagrams::connect(&session, to)).map(|()| 0));
+        }
         (Target::Session(session), address) => {
             drop(signals);
             return sys::returned_int(connect_again(&session, address).map(|()| 0));
         }
         // SAFETY: the caller's promise.
         (Target::Undecided(entry), Ok(address)) if entry.v6 || !unsafe { address::is_v6(to) } => {
-            decide::connect(fd, entry, address).map(|decided| (decided, address))
+            decide::connect(fd, entry, address)
         }
         _ => {
             drop(signals);
@@ -71,14 +77,11 @@ pub(super) unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: soc
     drop(signals);
     let result = match decided {
         // SAFETY: the caller's promise.
-        Ok((Decided::Kernel, _)) => return unsafe { real::connect(fd, to, len) },
-        Ok((Decided::Loopback(here), _)) => return connect_kernel(fd, here),
-        Ok((Decided::Session(session), _)) if interrupted && !session.is_nonblocking() => Err(libc::EINTR),
-        Ok((Decided::Session(session), address)) if session.is_datagrams() => {
-            datagrams::connect(&session, Some(address));
-            Ok(())
-        }
-        Ok((Decided::Session(session), _)) => first_connected(&session),
+        Ok(Decided::Kernel) => return unsafe { real::connect(fd, to, len) },
+        Ok(Decided::Loopback(here)) => return connect_kernel(fd, here),
+        Ok(Decided::Session(session)) if session.is_datagrams() => Ok(()),
+        Ok(Decided::Session(session)) if interrupted && !session.is_nonblocking() => Err(libc::EINTR),
+        Ok(Decided::Session(session)) => first_connected(&session),
         Err(error) => Err(error),
     };
     sys::returned_int(result.map(|()| 0))
@@ -106,13 +109,9 @@ fn first_connected(session: &Session) -> Result<(), Errno> {
     result
 }
 
-/// `connect` of what is a session already. An address of no family undoes what was before.
+/// `connect` of a stream that is a session already. An address of no family undoes what was before.
 fn connect_again(session: &Session, to: Result<SocketAddr, Errno>) -> Result<(), Errno> {
     match to {
-        to if session.is_datagrams() => {
-            datagrams::connect(session, to.ok());
-            Ok(())
-        }
         Ok(to) => decide::connect_session(session, to),
         Err(libc::EAFNOSUPPORT) if session.slot.state() != state::LISTENING => {
             session.wish(wish::RESET, true);

@@ -34,7 +34,13 @@ unsafe fn receive(
         return received;
     }
     // SAFETY: the caller's promise.
-    let received = unsafe { datagrams::receive(session, buffers, how) }?;
+    let Some(received) = (unsafe { datagrams::receive(session, buffers, how) })? else {
+        if !from.is_null() && !len.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { *len = 0 };
+        }
+        return Ok(0);
+    };
     // SAFETY: the caller's promise.
     unsafe { address::write(received.from, session.entry.v6, from, len) };
     Ok(if how & libc::MSG_TRUNC != 0 { received.len } else { received.copied })
@@ -213,12 +219,16 @@ unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<
     }
     // SAFETY: the caller's promise.
     let received = unsafe { datagrams::receive(session, buffers, how) }?;
+    header.msg_controllen = 0;
+    let Some(received) = received else {
+        header.msg_namelen = 0;
+        return Ok(0);
+    };
     // SAFETY: the caller's promise.
     unsafe {
         let len = &raw mut header.msg_namelen;
         address::write(received.from, session.entry.v6, header.msg_name.cast(), len);
     }
-    header.msg_controllen = 0;
     if received.copied < received.len {
         header.msg_flags |= libc::MSG_TRUNC;
     }

@@ -124,13 +124,17 @@ unsafe fn addressed(
     to: *const sockaddr,
     len: socklen_t,
 ) -> Result<Option<(Session, Option<SocketAddr>)>, Errno> {
-    // SAFETY: the caller's promise.
-    let address = || unsafe { address::read(to, len) };
+    let address = |v6| match to.is_null() {
+        true => Ok(None),
+        // SAFETY: the caller's promise.
+        false => unsafe { address::read_for_datagrams(v6, true, to, len) },
+    };
     let session = match session::find(fd) {
         Target::Session(session) => session,
-        Target::Undecided(entry) if !to.is_null() && entry.kind == crate::table::Kind::OpenDatagrams => {
-            let Ok(to) = address() else { return Ok(None) };
-            match decide::connect(fd, entry, to)? {
+        Target::Undecided(entry) if entry.kind == crate::table::Kind::OpenDatagrams => {
+            // The kernel says what is wrong with an address.
+            let Ok(Some(to)) = address(entry.v6) else { return Ok(None) };
+            match decide::send(fd, entry, to)? {
                 Decided::Session(session) => session,
                 Decided::Kernel | Decided::Loopback(_) => return Ok(None),
             }
@@ -138,7 +142,7 @@ unsafe fn addressed(
         _ => return Ok(None),
     };
     // A stream's address makes no difference.
-    let to = if to.is_null() || !session.is_datagrams() { None } else { Some(address()?) };
+    let to = if session.is_datagrams() { address(session.entry.v6)? } else { None };
     Ok(Some((session, to)))
 }
 

@@ -35,7 +35,8 @@ fn end(session: &Session, how: c_int) -> Result<usize, Errno> {
     } else {
         matches!(session.slot.state(), state::OPEN | state::LISTENING)
     };
-    if !connected || session.is_over() || session.has_ended() {
+    // As Linux: who waits for a datagram is woken even though the socket has no peer.
+    if !connected && !session.is_datagrams() || session.is_over() || session.has_ended() {
         return Err(libc::ENOTCONN);
     }
     let bits = if read { wish::NO_READ } else { 0 } | if write { wish::END } else { 0 };
@@ -43,7 +44,7 @@ fn end(session: &Session, how: c_int) -> Result<usize, Errno> {
     session.mark();
     // What `poll` shows of it is the kernel's to say.
     let _ = sys::shutdown(session.fd, how);
-    Ok(0)
+    if connected { Ok(0) } else { Err(libc::ENOTCONN) }
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
