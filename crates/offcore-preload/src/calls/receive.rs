@@ -277,22 +277,59 @@ pub(super) unsafe extern "C" fn recvmmsg(
         // SAFETY: the caller's promise.
         return unsafe { real::recvmmsg(fd, headers, count, how, time) };
     };
+    // SAFETY: the caller's promise.
+    let time = unsafe { time.as_mut() };
+    // SAFETY: the caller's promise.
+    sys::returned_int(unsafe { messages(&session, headers, count, how, time) })
+}
+
+/// Receives messages. As Linux: the time is looked at after each of them, so that it ends no call that waits for one.
+///
+/// # Safety
+/// `headers` are `count` ones whose addresses are the program's to be written.
+unsafe fn messages(
+    session: &Session,
+    headers: *mut mmsghdr,
+    count: c_uint,
+    how: c_int,
+    mut time: Option<&mut timespec>,
+) -> Result<usize, Errno> {
+    const SECOND: i64 = 1_000_000_000;
+    let valid = |time: &timespec| time.tv_sec >= 0 && (0..SECOND).contains(&time.tv_nsec);
+    if !time.as_deref().is_none_or(valid) {
+        return Err(libc::EINVAL);
+    }
+    let end = time
+        .as_deref()
+        .map(|time| sys::now() + i128::from(time.tv_sec) * i128::from(SECOND) + i128::from(time.tv_nsec));
     let (mut done, mut how_each) = (0, how & !libc::MSG_WAITFORONE);
     while done < count {
         // SAFETY: the caller's promise.
         let header = unsafe { &mut *headers.add(done as usize) };
         // SAFETY: the caller's promise.
-        match unsafe { message(&session, &mut header.msg_hdr, how_each) } {
+        match unsafe { message(session, &mut header.msg_hdr, how_each) } {
             Ok(len) => header.msg_len = len as c_uint,
-            Err(error) if done == 0 => return sys::returned_int(Err(error)),
-            Err(_) => break,
+            Err(error) if done == 0 => return Err(error),
+            Err(error) => {
+                if session.is_datagrams() && error != libc::EAGAIN {
+                    session.return_failure(error);
+                }
+                break;
+            }
         }
         done += 1;
         if how & libc::MSG_WAITFORONE != 0 {
             how_each |= libc::MSG_DONTWAIT;
         }
+        if let (Some(time), Some(end)) = (time.as_deref_mut(), end) {
+            let left = (end - sys::now()).clamp(0, i64::MAX.into()) as i64;
+            (time.tv_sec, time.tv_nsec) = (left / SECOND, left % SECOND);
+            if left == 0 {
+                break;
+            }
+        }
     }
-    done as c_int
+    Ok(done as usize)
 }
 
 /// Where a stream is that is told its own address for its peer's.

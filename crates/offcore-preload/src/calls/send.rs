@@ -210,7 +210,7 @@ pub(super) unsafe extern "C" fn sendmmsg(
         // SAFETY: the caller's promise.
         return unsafe { real::sendmmsg(fd, headers, count, how) };
     }
-    let mut done = 0;
+    let (mut done, count) = (0, count.min(libc::UIO_MAXIOV as c_uint));
     while done < count {
         // SAFETY: the caller's promise.
         let header = unsafe { &mut *headers.add(done as usize) };
