@@ -127,7 +127,7 @@ fn datagrams_are_received_and_sent() {
     world.run(2.0);
     assert!(theirs.receive(&mut bytes).is_some_and(|header| header.peer == address("10.0.0.1:53")));
 
-    // A peer is remembered, and nothing else happens.
+    // It can be given a peer.
     let mut question = connect_to(address("10.0.0.2:9000"));
     question.number = end.number();
     assert_eq!(process.ask(&mut world, &question, &[]).0.error, 0);

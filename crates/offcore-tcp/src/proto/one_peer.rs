@@ -76,8 +76,8 @@ impl Stack {
         }
     }
 
-    /// An error quotes a packet of ours. It is told to the socket that is connected to where the packet went, and has sent
-    /// something: who forges errors has to guess both ports.
+    /// An error quotes a packet of ours. It is told to the socket that is connected to where the packet went, sends from where
+    /// it came from, and has sent something: who forges errors has to guess both ports.
     pub(super) fn datagram_lost(&mut self, quoted: Option<Quoted>, cause: Option<Cause>, out: &mut Out) {
         let (Some(quoted), Some(cause)) = (quoted, cause) else { return };
         if quoted.protocol != IpProtocol::UDP {
@@ -85,7 +85,11 @@ impl Stack {
         }
         let (local, peer) = (quoted.key.local(), quoted.key.remote());
         let Some(id) = self.udp.find(local.ip(), local.port(), peer) else { return };
-        if self.udp.get(id).is_some_and(|socket| socket.peer.is_some() && socket.planned > 0) {
+        let Some(socket) = self.udp.get(id).filter(|socket| socket.peer.is_some() && socket.planned > 0)
+        else {
+            return;
+        };
+        if socket.address.or_else(|| self.source_to(peer.ip()).ok()) == Some(local.ip()) {
             out.events.push(Event::Failed(id, cause));
         }
     }

@@ -168,12 +168,14 @@ mod tests {
 
     #[test]
     fn errors_go_to_the_flow_that_they_quote() {
-        for (peer, us) in (0..100).flat_map(ends) {
+        let protocols = [IpProtocol::TCP, IpProtocol::UDP];
+        let all = (0..100).flat_map(ends).flat_map(|ends| protocols.map(|protocol| (ends, protocol)));
+        for ((peer, us), protocol) in all {
             let ports = [4000u16.to_be_bytes(), 80u16.to_be_bytes()];
-            let flow = frame(peer, us, IpProtocol::TCP, &[ports[0], ports[1]].concat());
+            let flow = frame(peer, us, protocol, &[ports[0], ports[1]].concat());
             // We have sent what is quoted: its source is our end.
             let ours = [&ports[1][..], &ports[0], &[0; 16]].concat();
-            let quoted = &frame(us, peer, IpProtocol::TCP, &ours)[ip::ETHERNET..];
+            let quoted = &frame(us, peer, protocol, &ours)[ip::ETHERNET..];
             let mut message = [0; 100];
             let router = ends(9999)[usize::from(us.is_ipv6())].0;
             let error = match (router, us) {

@@ -1,0 +1,153 @@
+//! Sockets that are connected: whom they hear, and which errors.
+
+use std::net::{IpAddr, SocketAddr};
+
+use offcore_tcp::proto::{CallError, Cause, DropReason, Event};
+use offcore_wire::Sum;
+
+use crate::world::{PORT, World, addresses};
+
+/// A port at which nobody is.
+const NOBODY: u16 = 9;
+
+fn connect(world: &mut World, host: usize, peer: Option<SocketAddr>) -> Result<Option<IpAddr>, CallError> {
+    let end = &mut world.ends[host];
+    end.path.call().0.connect_datagrams(end.socket, peer)
+}
+
+/// Errors that host 1's socket has heard of.
+fn failures(world: &mut World) -> Vec<Cause> {
+    let socket = world.ends[0].socket;
+    let events = world.ends[0].events.drain(..);
+    let failures = events.filter_map(|event| match event {
+        Event::Failed(id, cause) if id == socket => Some(cause),
+        _ => None,
+    });
+    failures.collect()
+}
+
+/// Sends to a port of host 2 at which nobody is, and returns the errors that come back, as frames.
+fn refused(world: &mut World, to: IpAddr) -> Vec<Vec<u8>> {
+    assert!(world.ends[0].send((to, NOBODY).into(), b"anybody?"));
+    let mut errors = Vec::new();
+    world.run(|from, frame| {
+        let is_error = match to {
+            IpAddr::V4(_) => frame[12..14] == [8, 0] && frame[23] == 1,
+            IpAddr::V6(_) => frame[12..14] == [0x86, 0xdd] && frame[20] == 58 && frame[54] == 1,
+        };
+        if from == 1 && is_error {
+            errors.push(frame.clone());
+        }
+        vec![frame]
+    });
+    errors
+}
+
+#[test]
+fn who_is_connected_hears_of_refusals() {
+    for (to, from) in addresses(2).into_iter().zip(addresses(1)) {
+        let mut world = World::new(false);
+        assert_eq!(connect(&mut world, 0, Some((to, NOBODY).into())), Ok(Some(from)));
+        for _ in 0..3 {
+            assert_eq!(refused(&mut world, to).len(), 1);
+            assert_eq!(failures(&mut world), [Cause::Refused], "{to}");
+        }
+        // Of another port nothing is told, and of none without a peer.
+        connect(&mut world, 0, Some((to, NOBODY + 1).into())).unwrap();
+        assert_eq!(refused(&mut world, to).len(), 1);
+        assert_eq!(failures(&mut world), []);
+        assert_eq!(connect(&mut world, 0, None), Ok(None));
+        assert_eq!(refused(&mut world, to).len(), 1);
+        assert_eq!(failures(&mut world), []);
+        assert!(world.ends[0].send((to, PORT).into(), b"it goes on"));
+        world.run(|_, frame| vec![frame]);
+        assert_eq!(world.ends[1].take().unwrap().1, b"it goes on");
+    }
+}
+
+/// An ICMP message whose byte at `at` is changed, with the checksum for it.
+fn altered(error: &[u8], at: usize) -> Vec<u8> {
+    let mut error = error.to_vec();
+    error[at] ^= 1;
+    error[36..38].fill(0);
+    let sum = Sum::of(&error[34..]).checksum();
+    error[36..38].copy_from_slice(&sum.to_be_bytes());
+    error
+}
+
+#[test]
+fn forged_errors_have_to_know_both_ends() {
+    let to = addresses(2)[0];
+    let mut world = World::new(false);
+    connect(&mut world, 0, Some((to, NOBODY).into())).unwrap();
+    let error = refused(&mut world, to).remove(0);
+    assert_eq!(failures(&mut world), [Cause::Refused]);
+    let hears = |world: &mut World, error: &[u8]| {
+        let now = world.now;
+        world.ends[0].receive(now, error);
+        world.run(|_, frame| vec![frame]);
+        failures(world)
+    };
+    assert_eq!(hears(&mut world, &error), [Cause::Refused], "the same once more");
+    // The quoted packet begins at 42: its protocol, both addresses, and both ports behind its header of 20 bytes.
+    for (at, what) in
+        [(51, "protocol"), (57, "source"), (61, "destination"), (63, "port"), (65, "peer's port")]
+    {
+        assert_eq!(hears(&mut world, &altered(&error, at)), [], "{what}");
+    }
+    // Code 2 and 12: a protocol is hard, a network for a kind of service is not.
+    for (code, told) in [(2, vec![Cause::Unreachable]), (12, vec![])] {
+        let mut other = altered(&error, 35);
+        other[35] = code;
+        let other = altered(&altered(&other, 41), 41);
+        assert_eq!(hears(&mut world, &other), told, "code {code}");
+    }
+    // Who has sent nothing has met no error.
+    let mut silent = World::new(false);
+    connect(&mut silent, 0, Some((to, NOBODY).into())).unwrap();
+    assert_eq!(hears(&mut silent, &error), []);
+}
+
+#[test]
+fn who_is_connected_hears_its_peer_only() {
+    for (to, from) in addresses(2).into_iter().zip(addresses(1)) {
+        let mut world = World::new(false);
+        let say = |world: &mut World, what: &[u8]| {
+            assert!(world.ends[0].send((to, PORT).into(), what));
+            world.run(|_, frame| vec![frame]);
+        };
+        say(&mut world, b"before");
+        connect(&mut world, 1, Some((from, PORT + 1).into())).unwrap();
+        // The sender is told as if nobody was there, when it has asked for that.
+        connect(&mut world, 0, Some((to, PORT).into())).unwrap();
+        say(&mut world, b"from another");
+        assert_eq!(failures(&mut world), [Cause::Refused]);
+        assert_eq!(world.ends[1].path.stack.drops().get(DropReason::NoConnection), 1);
+        assert_eq!(world.ends[1].take().unwrap().1, b"before", "what has come before stays");
+        assert_eq!(world.ends[1].take(), None);
+        connect(&mut world, 1, Some((from, PORT).into())).unwrap();
+        say(&mut world, b"from the peer");
+        assert_eq!(world.ends[1].take().unwrap().1, b"from the peer");
+        connect(&mut world, 1, None).unwrap();
+        say(&mut world, b"from anybody");
+        assert_eq!(world.ends[1].take().unwrap().1, b"from anybody");
+        assert_eq!(failures(&mut world), []);
+    }
+}
+
+#[test]
+fn there_has_to_be_a_way_to_the_peer() {
+    let mut world = World::new(false);
+    for to in ["192.168.1.1:7", "255.255.255.255:7", "10.0.0.255:7", "224.0.0.1:7", "0.0.0.0:7", "[::]:7"] {
+        assert_eq!(connect(&mut world, 0, Some(to.parse().unwrap())), Err(CallError::NoRoute), "{to}");
+    }
+    let end = &mut world.ends[0];
+    let (stack, out) = end.path.call();
+    let [ours, _] = addresses(1);
+    let bound = stack.open_datagrams(offcore_tcp::proto::AppId::OWN, Some(ours), 0).unwrap();
+    let v6 = SocketAddr::new(addresses(2)[1], 7);
+    assert_eq!(stack.connect_datagrams(bound, Some(v6)), Err(CallError::NoRoute), "another family");
+    assert_eq!(stack.connect_datagrams(bound, None), Ok(Some(ours)));
+    stack.close(1, bound, out);
+    assert_eq!(stack.connect_datagrams(bound, None), Err(CallError::Gone));
+}
