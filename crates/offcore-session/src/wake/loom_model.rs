@@ -21,6 +21,8 @@ struct Session {
     /// Committed, and consumed: one reader and one writer each.
     tail: AtomicU32,
     head: AtomicU32,
+    /// An error that no call has returned.
+    error: AtomicU32,
     /// Bytes in the pair: the token, and the gate.
     byte: AtomicU32,
     gate: AtomicU32,
@@ -37,6 +39,7 @@ impl Session {
             control: Control::new(),
             tail: word(0),
             head: word(0),
+            error: word(0),
             byte: word(0),
             gate: word(0),
             room: word(0),
@@ -49,6 +52,16 @@ impl Session {
         let tail = self.tail.load(Ordering::Relaxed);
         self.tail.store(tail + 1, Ordering::Release);
         self.announce();
+    }
+
+    /// The stack stores an error and announces it.
+    fn fail(&self, error: u32) {
+        self.error.store(error, Ordering::Release);
+        self.announce();
+    }
+
+    fn has_failed(&self) -> bool {
+        self.error.load(Ordering::Relaxed) != 0
     }
 
     fn announce(&self) {
@@ -75,7 +88,7 @@ impl Session {
         // Not to be had as long as it was not written.
         if self.byte.compare_exchange(1, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             self.wake.taken();
-            if self.available() > 0 {
+            if self.available() > 0 || self.has_failed() {
                 self.control.mark(3);
             }
         }
@@ -88,7 +101,7 @@ impl Session {
         if !marked {
             return;
         }
-        if self.available() > 0 {
+        if self.available() > 0 || self.has_failed() {
             self.announce();
         }
         self.open_gate();
@@ -127,6 +140,29 @@ fn data_is_announced_or_marked() {
         assert!(session.available() == 0 || session.byte.load(Ordering::SeqCst) == 1, "data without a byte");
         if session.byte.load(Ordering::SeqCst) == 0 {
             assert!(!session.wake.is_announced(), "later data would not be announced");
+        }
+    });
+}
+
+#[test]
+fn an_error_is_announced_or_marked() {
+    loom::model(|| {
+        let session = Session::new();
+        let stack = Arc::clone(&session);
+        let stack = thread::spawn(move || {
+            stack.fail(1);
+            stack.fail(2);
+        });
+        let told = session.error.swap(0, Ordering::AcqRel);
+        session.settle();
+        stack.join().unwrap();
+        session.look();
+        let (left, byte) = (session.has_failed(), session.byte.load(Ordering::SeqCst));
+        assert!(byte <= 1, "one byte at most");
+        assert!(!left || byte == 1, "an error without a byte, after {told}");
+        assert!(left || told == 2, "the last one is told");
+        if byte == 0 {
+            assert!(!session.wake.is_announced(), "later errors would not be announced");
         }
     });
 }
