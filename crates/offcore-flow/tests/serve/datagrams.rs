@@ -1,6 +1,7 @@
 //! Datagram sockets that have a peer.
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use offcore_flow::host::serve::Serve;
@@ -12,7 +13,7 @@ use rustix::event::PollFlags as Bits;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-use crate::process::{End, Process, bind, connect_to};
+use crate::process::{End, Process, bind, connect_to, send_with};
 use crate::setup::world;
 use crate::world::World;
 
@@ -149,5 +150,19 @@ fn where_nothing_goes_no_socket_is_made() {
     let mut question = connect_to(address("10.0.0.1:1"));
     question.number = end.number();
     assert_eq!(process.ask(&mut world, &question, &[]).0.error, own);
+    assert_eq!(world.app.counts().sessions, 1);
+}
+
+#[test]
+fn a_port_is_free_as_soon_as_its_socket_is_closed() {
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    let question = bind(DATAGRAM, address("10.0.0.1:53"));
+    let first = process.open(&mut world, &question).unwrap();
+    assert_eq!(process.open(&mut world, &question).err(), Some(number(Errno::ADDRINUSE)));
+    // The stack hears of the question before it hears of the close.
+    send_with(process.socket.as_fd(), &question.to_bytes(), &[]);
+    drop(first);
+    process.open(&mut world, &question).unwrap();
     assert_eq!(world.app.counts().sessions, 1);
 }

@@ -129,6 +129,10 @@ impl Serve {
         descriptor: Option<OwnedFd>,
         calls: &mut Calls<'_>,
     ) -> Result<Reply, Errno> {
+        let bound = question.local.map_or(0, |local| local.port());
+        if bound != 0 && matches!(question.call, Call::Bind | Call::Connect | Call::Listen) {
+            self.end_closed_at(bound, calls);
+        }
         match question.call {
             Call::Segments | Call::Fork => Ok(Reply::of(Named::default(), None)),
             Call::Bind => self.bind(app, question, calls),

@@ -89,6 +89,12 @@ fn shows_out(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(events[0].revents().contains(PollFlags::OUT))
 }
 
+/// Whether the other end is closed, or both directions were shut down.
+pub(super) fn has_hung_up(ours: BorrowedFd<'_>) -> bool {
+    let mut events = [PollFd::from_borrowed_fd(ours, PollFlags::empty())];
+    poll(&mut events, Some(&Timespec::default())).is_ok() && events[0].revents().contains(PollFlags::HUP)
+}
+
 /// Writes one byte.
 fn put(to: BorrowedFd<'_>) -> Result<(), Errno> {
     send(to, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(drop)

@@ -127,6 +127,11 @@ impl Session {
         self.pipe.as_ref().map(AsFd::as_fd)
     }
 
+    /// Whether the kernel shows that the application's end is closed.
+    pub(super) fn has_hung_up(&self) -> bool {
+        self.ours().is_some_and(pair::has_hung_up)
+    }
+
     fn is_over(&self) -> bool {
         self.flags & flags::OVER != 0
     }

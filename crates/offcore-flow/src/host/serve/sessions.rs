@@ -186,6 +186,30 @@ impl Serve {
         self.end_when_over(app, calls);
     }
 
+    /// Ends what has a port and no descriptor of an application's any more: the kernel may not have told of it yet when a
+    /// program that has closed it asks for the port again.
+    pub(super) fn end_closed_at(&mut self, port: u16, calls: &mut Calls<'_>) {
+        let mut closed = Vec::new();
+        for (app, application) in self.apps.iter().enumerate() {
+            let Some(application) = application else { continue };
+            for number in application.numbers() {
+                let Some(session) = application.session(number) else { continue };
+                let at = match &session.what {
+                    What::Bound(_, at) => *at,
+                    What::Listener(listener) => listener.port,
+                    What::Datagrams(conn) => calls.stack.datagram_address(*conn).map_or(0, |(_, at)| at),
+                    What::Stream(_) | What::Gone => 0,
+                };
+                if at == port && session.has_hung_up() {
+                    closed.push((app, number, session.generation));
+                }
+            }
+        }
+        for (app, number, generation) in closed {
+            self.hung_up(app, number, generation, calls);
+        }
+    }
+
     /// A listener that was shut down has its address, and nothing else.
     fn stop_listening(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         let Self { apps, watch, by_listener, .. } = self;
