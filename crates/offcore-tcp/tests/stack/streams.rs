@@ -168,9 +168,23 @@ fn refused_without_listener() {
 #[test]
 fn gives_up_when_nobody_answers() {
     let mut world = World::new(1, 1500, Config::default());
-    let conn = world.hosts[0].connect(1, "10.0.0.3:9");
+    // Its station is known; it says nothing to what is asked by TCP.
+    world.swallows = |frame| frame.get(12..14) == Some(&[0x08, 0x00][..]);
+    let conn = world.hosts[0].connect(1, "10.0.0.2:9");
+    world.run(20 * SECOND);
+    assert_eq!(world.hosts[0].sessions[&conn].closed, None);
     world.run(300 * SECOND);
     assert_eq!(world.hosts[0].sessions[&conn].closed, Some(Cause::TimedOut));
+}
+
+#[test]
+fn a_next_hop_that_does_not_answer_is_unreachable() {
+    let mut world = World::new(1, 1500, Config::default());
+    let conn = world.hosts[0].connect(1, "10.0.0.3:9");
+    world.run(2 * SECOND);
+    assert_eq!(world.hosts[0].sessions[&conn].closed, None);
+    world.run(5 * SECOND);
+    assert_eq!(world.hosts[0].sessions[&conn].closed, Some(Cause::Unreachable));
 }
 
 /// How long 16 MB take over a link of 40 ms round trip time, with buffers that grow so far.
