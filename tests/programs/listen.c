@@ -345,6 +345,23 @@ static void ipv6_only(void)
     close(from);
 }
 
+// A port is free again when the call that closes its listener returns, as iperf3 has it.
+static void again(void)
+{
+    int first = tcp(AF_INET);
+    bind_to(first, address("0.0.0.0", 0));
+    listen(first, 4);
+    struct place at = address("0.0.0.0", port_of(first));
+    close(first);
+    int done = 0;
+    for (int round = 0; round < 100; round++) {
+        int fd = tcp(AF_INET);
+        done += bind_to(fd, at) == 0 && listen(fd, 4) == 0;
+        close(fd);
+    }
+    say("again", "%d", done);
+}
+
 int main(int argc, char **argv)
 {
     begin(argc, argv);
@@ -355,6 +372,7 @@ int main(int argc, char **argv)
     ended_while_waiting();
     shared_addresses();
     restart();
+    again();
     wildcard(AF_INET);
     wildcard(AF_INET6);
     ipv6_only();

@@ -200,13 +200,29 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
 
 /// Whether an address is one of the stack's: then a session can be bound to it.
 fn is_stacks(ip: IpAddr) -> bool {
+    can_bind(SocketAddr::new(ip, 0))
+}
+
+/// Whether a session could be bound to an address. The stack first lets go of what was closed there.
+fn can_bind(to: SocketAddr) -> bool {
     let mut question = Question::new(Call::Bind, NONE, libc::SOCK_STREAM as u32);
-    question.local = Some(SocketAddr::new(ip, 0));
+    question.local = Some(to);
     link::ask(&question, &[]).is_ok_and(|(_, received)| {
         received.close();
         link::look();
         true
     })
+}
+
+/// Has the stack let go of an address that a socket, which is not decided, cannot have: whether it was asked.
+pub(crate) fn release(fd: c_int, to: SocketAddr) -> bool {
+    let open =
+        table::get(fd).is_some_and(|entry| matches!(entry.kind, Kind::OpenStream | Kind::OpenDatagrams));
+    let asked = open && to.port() != 0 && link::is_linked();
+    if asked {
+        can_bind(to);
+    }
+    asked
 }
 
 /// Has the kernel bind a socket to an address that is not its own.
@@ -320,6 +336,7 @@ fn wait_connected(session: &Session) -> Result<(), Errno> {
         None if session.slot.state() == state::CONNECTING => Err(libc::ECONNRESET),
         None => {
             session.slot.wishes.told.fetch_or(wish::OPEN_TOLD, Ordering::AcqRel);
+            session.show_open();
             Ok(())
         }
     }

@@ -87,6 +87,11 @@ fn own() -> Option<&'static Own> {
     unsafe { OWN.load(Ordering::Acquire).as_ref() }
 }
 
+/// Whether this process, or the one that it was forked from, has had to do with the stack.
+pub(crate) fn is_linked() -> bool {
+    SOCKET.load(Ordering::Relaxed) >= 0
+}
+
 /// This process as it stands in locks. Where it cannot be linked any more its locks are as those of a process that is gone.
 #[inline]
 pub(crate) fn owner() -> u32 {
@@ -185,8 +190,8 @@ pub(crate) fn ensure() -> Result<(), Errno> {
 
 /// Links a child whose parent is linked and has given it sessions. Without sessions it may never need the stack.
 pub(crate) fn forked() {
-    let is_linked = SOCKET.load(Ordering::Relaxed) >= 0;
-    if is_linked && table::all(1 << 12).any(|(_, entry)| matches!(entry.kind, Kind::Stream | Kind::Datagrams))
+    if is_linked()
+        && table::all(1 << 12).any(|(_, entry)| matches!(entry.kind, Kind::Stream | Kind::Datagrams))
     {
         let _ = ensure();
     }

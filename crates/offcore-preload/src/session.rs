@@ -280,7 +280,16 @@ impl Session {
         let time = sys::socket_option(self.fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, zero);
         let time = time.filter(|time| time.tv_sec != 0 || time.tv_usec != 0);
         let time = time.map(|time| libc::timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_usec * 1000 });
-        sys::wait_for_room(self.fd, signals, time)
+        sys::wait_for_room(self.fd, Some(signals), time)
+    }
+
+    /// After a call has waited for a connection: `poll` shows that it can be written to before the call returns. The stack
+    /// opens the gate, which the call's last byte has closed, at once.
+    pub(crate) fn show_open(&self) {
+        // No signal is to end this.
+        let _signals = sys::Blocked::new();
+        let time = libc::timespec { tv_sec: 1, tv_nsec: 0 };
+        let _ = sys::wait_for_room(self.fd, None, Some(time));
     }
 
     /// Waits until the gate is opened.

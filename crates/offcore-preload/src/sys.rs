@@ -267,12 +267,17 @@ pub(crate) fn file_len(fd: c_int) -> Option<usize> {
     (done == 0).then_some(stat.st_size as usize)
 }
 
-/// Waits until a descriptor can be written to, or has ended, with signals as they were before they were blocked: `EINTR` when
-/// one comes or has come, `EAGAIN` when the time is up.
-pub(crate) fn wait_for_room(fd: c_int, signals: &Blocked, time: Option<libc::timespec>) -> Result<(), Errno> {
+/// Waits until a descriptor can be written to, or has ended, with signals as they were before they were blocked (without
+/// `signals` as they are): `EINTR` when one comes or has come, `EAGAIN` when the time is up.
+pub(crate) fn wait_for_room(
+    fd: c_int,
+    signals: Option<&Blocked>,
+    time: Option<libc::timespec>,
+) -> Result<(), Errno> {
     let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
     let time = time.as_ref().map_or(0, |time| ptr::from_ref(time) as usize);
-    let args = [&raw mut poll as usize, 1, time, &raw const signals.0 as usize, size_of::<u64>(), 0];
+    let mask = signals.map_or(0, |signals| &raw const signals.0 as usize);
+    let args = [&raw mut poll as usize, 1, time, mask, size_of::<u64>(), 0];
     // SAFETY: one entry, a time and a mask that live until the call returns.
     match result(unsafe { call(libc::SYS_ppoll, args) })? {
         0 => Err(libc::EAGAIN),

@@ -40,8 +40,19 @@ pub(super) unsafe extern "C" fn bind(fd: c_int, to: *const sockaddr, len: sockle
         Target::Kernel | Target::Dead => Ok(Decided::Kernel),
     };
     match decided {
-        // SAFETY: the caller's promise.
-        Ok(Decided::Kernel | Decided::Loopback(_)) => unsafe { real::bind(fd, to, len) },
+        Ok(Decided::Kernel | Decided::Loopback(_)) => {
+            // SAFETY: the caller's promise.
+            let bound = unsafe { real::bind(fd, to, len) };
+            // A listener that was closed just now may still be in the stack's hands.
+            if sys::of_libc(bound as isize) == Err(libc::EADDRINUSE)
+                // SAFETY: the caller's promise.
+                && unsafe { address::read(to, len) }.is_ok_and(|to| decide::release(fd, to))
+            {
+                // SAFETY: the caller's promise.
+                return unsafe { real::bind(fd, to, len) };
+            }
+            bound
+        }
         Ok(Decided::Session(_)) => 0,
         Err(error) => sys::returned_int(Err(error)),
     }

@@ -77,6 +77,8 @@ pub(super) struct Session {
     shut: bool,
     /// We have shut both directions down.
     hung: bool,
+    /// The gate is to be opened when there is room, whatever the application has said.
+    opens: bool,
     /// It is among those that are announced at the end of the turn.
     pub(super) queued: bool,
 }
@@ -105,6 +107,7 @@ impl Session {
             flags: 0,
             shut: false,
             hung: false,
+            opens: false,
             queued: false,
         }
     }
@@ -228,7 +231,7 @@ impl Session {
 
     /// Opens the gate if the application waits for room and there is some; else the stack will tell.
     pub(super) fn make_room(&mut self, slot: &Slot, calls: &mut Calls<'_>, counts: &mut ServeCounts) {
-        let Some(conn) = self.conn().filter(|_| slot.wake.wants_room()) else { return };
+        let Some(conn) = self.conn().filter(|_| self.opens || slot.wake.wants_room()) else { return };
         if !self.is_over() {
             if !self.is_open(slot) {
                 return;
@@ -244,9 +247,16 @@ impl Session {
                 }
             }
         }
-        if slot.wake.open() {
+        if slot.wake.open() | std::mem::take(&mut self.opens) {
             self.open_gate(counts);
         }
+    }
+
+    /// Opens the gate when there is room: who has closed it may be dead, and have said nothing. Who waits now is not woken up
+    /// in vain.
+    pub(super) fn open_with_room(&mut self, slot: &Slot, calls: &mut Calls<'_>, counts: &mut ServeCounts) {
+        self.opens = true;
+        self.make_room(slot, calls, counts);
     }
 
     /// Whether it can be written to, as far as there is room.

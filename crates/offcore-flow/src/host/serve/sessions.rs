@@ -283,7 +283,7 @@ impl Serve {
             let Some((session, slot)) = application.and_then(|app| app.both(number)) else { continue };
             session.announce_again(slot, calls, counts);
             if session.is_open(slot) {
-                session.open(slot, counts);
+                session.open_with_room(slot, calls, counts);
             }
         }
     }
