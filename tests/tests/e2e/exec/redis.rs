@@ -38,7 +38,7 @@ fn values_and_benchmark() {
             assert!(ask(&stage, address, &["GET", "large"]) == value, "{address}");
             assert_eq!(ask(&stage, address, &["DEL", "large"]), "1");
         }
-        let load = ["redis-benchmark", "-h", STACK[0], "-q", "-n", "4000", "-c", "50"];
+        let load = ["redis-benchmark", "-h", STACK[0], "-q", "-n", "1500", "-c", "50"];
         for (more, tests) in
             [(&["-t", "set,get,incr,lpush,lrange_100"][..], 6), (&["-P", "16", "-t", "set,get"], 2)]
         {
