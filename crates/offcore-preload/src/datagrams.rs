@@ -181,9 +181,9 @@ pub(crate) unsafe fn send(
 /// The buffers are the program's to be read.
 unsafe fn put(session: &Session, header: &Header, buffers: Buffers<'_>) -> Result<bool, Errno> {
     let _lock = Held::new(&session.slot.wishes.writing);
+    let whole = record_len(header.len);
     for closed in [false, true] {
-        let mut writer = session.writer()?;
-        let whole = record_len(header.len);
+        let mut writer = session.writer(whole)?;
         if writer.space() >= whole {
             let bytes = header.to_bytes();
             let head = crate::vectors::buffer(bytes.as_ptr().cast(), bytes.len());

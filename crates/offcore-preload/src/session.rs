@@ -190,9 +190,13 @@ impl Session {
         Ok(reader)
     }
 
-    /// The side that writes.
-    pub(crate) fn writer(&self) -> Result<app::Writer<Mapped>, Errno> {
-        app::Writer::new(Mapped, self.place).ok_or(libc::EIO)
+    /// The side that writes. As far as there is room for them, the next `len` bytes have memory that is mapped.
+    pub(crate) fn writer(&self, len: usize) -> Result<app::Writer<Mapped>, Errno> {
+        let writer = app::Writer::new(Mapped, self.place).ok_or(libc::EIO)?;
+        if !writer.is_mapped(len) {
+            link::map_all();
+        }
+        Ok(writer)
     }
 
     /// Bytes that were written and not acknowledged.

@@ -240,7 +240,7 @@ unsafe fn put_once(
     skip: usize,
     len: usize,
 ) -> Result<(usize, bool), Errno> {
-    let mut writer = session.writer()?;
+    let mut writer = session.writer(1)?;
     let most = len - skip;
     let result = match source {
         // What several threads write in short calls is not mixed.

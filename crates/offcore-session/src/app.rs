@@ -198,6 +198,14 @@ impl<M: Segments> Writer<M> {
         self.slot().map_or(0, |slot| between(self.position(), slot.tx.limit()))
     }
 
+    /// Whether the first `len` bytes that can be written now, as far as there are so many, are in mapped segments.
+    pub fn is_mapped(&self, len: usize) -> bool {
+        let Some(slot) = self.slot() else { return false };
+        let len = len.min(self.space());
+        let there = Spans::new(&self.memory, &slot.tx, self.position(), len);
+        there.map(|span| span.len()).sum::<usize>() == len
+    }
+
     /// Position in the stream of the first byte that [`Writer::spans`] gives out next.
     #[inline]
     pub fn position(&self) -> u64 {

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::net::{self, sockopt::set_socket_recv_buffer_size};
+
 use super::{Stage, TIMEOUT};
 
 /// A connection to a server of HTTP.
@@ -13,22 +15,43 @@ pub(super) struct Client(TcpStream);
 
 impl Client {
     pub(super) fn connect(to: SocketAddr) -> io::Result<Self> {
-        let stream = TcpStream::connect_timeout(&to, TIMEOUT)?;
+        Self::new(TcpStream::connect_timeout(&to, TIMEOUT)?)
+    }
+
+    fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
         Ok(Self(stream))
     }
 
+    /// One that receives little that is not read.
+    pub(super) fn connect_slow(to: SocketAddr) -> io::Result<Self> {
+        let socket = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None)?;
+        set_socket_recv_buffer_size(&socket, 4096)?;
+        net::connect(&socket, &to)?;
+        Self::new(socket.into())
+    }
+
+    /// Now it receives as others do.
+    pub(super) fn speed_up(&self) -> io::Result<()> {
+        Ok(set_socket_recv_buffer_size(&self.0, 1 << 20)?)
+    }
+
     /// The body of an answer; `None` when the server has ended the connection before it answered.
     pub(super) fn get(&mut self, path: &str, fields: &str) -> io::Result<Option<Vec<u8>>> {
-        let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
-        let ended = |error: &io::Error| {
-            matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
-        };
-        match self.0.write_all(request.as_bytes()) {
-            Err(error) if ended(&error) => return Ok(None),
-            done => done?,
+        match self.ask(path, fields) {
+            Err(error) if ended(&error) => Ok(None),
+            asked => asked.and_then(|()| self.answer()),
         }
+    }
+
+    pub(super) fn ask(&mut self, path: &str, fields: &str) -> io::Result<()> {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
+        self.0.write_all(request.as_bytes())
+    }
+
+    /// As [`Client::get`], of a path that was asked for.
+    pub(super) fn answer(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut answer = Vec::new();
         let mut buffer = vec![0; 65_536];
         loop {
@@ -46,6 +69,10 @@ impl Client {
             }
         }
     }
+}
+
+fn ended(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
 }
 
 /// The body of an answer that is there in full.

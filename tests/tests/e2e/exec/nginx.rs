@@ -241,6 +241,29 @@ fn asked() -> (SocketAddr, &'static str, Vec<u8>) {
     (SocketAddr::new(STACK[0].parse().unwrap(), PORT), "/65536", file(65_536))
 }
 
+/// More is waiting for readers than fits into the memory that a program begins with.
+#[test]
+fn answers_wait_for_readers() {
+    const CLIENTS: usize = 400;
+    const BEGUN_WITH: u64 = 64 << 20;
+    let Some(()) = needs(&[]) else { return };
+    let _core = one_core();
+    let mut stage = Stage::new();
+    let server = PLAIN.start(&stage);
+    let (to, expected) = (asked().0, file(1_000_000));
+    let connect = || (0..CLIENTS).map(|_| Client::connect_slow(to)).collect::<io::Result<Vec<_>>>();
+    let mut clients = stage.netns.within(|| Ok(connect()?)).unwrap();
+    clients.iter_mut().for_each(|client| client.ask("/1000000", "").unwrap());
+    let used = |report: &serde_json::Value| report["tcp"][0]["memory_used"].as_u64();
+    stage.stack.as_mut().unwrap().wait_for_count("memory in use", BEGUN_WITH, used).unwrap();
+    for client in &mut clients {
+        client.speed_up().unwrap();
+        assert!(client.answer().unwrap().unwrap() == expected);
+    }
+    server.stop();
+    stage.stop();
+}
+
 #[test]
 fn reload_under_load() {
     let Some(()) = needs(&[]) else { return };
