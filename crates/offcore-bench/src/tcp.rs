@@ -4,7 +4,9 @@
 //! * [`idle`]: the same beside connections on which nothing happens, against alone.
 //! * [`open_close`]: connections that are opened, used once and closed.
 //! * [`veth`]: a stream to and from the kernel's TCP, beside the kernel's in our place.
+//! * [`http`]: nginx, beside the same on the kernel's TCP.
 
+pub mod http;
 pub mod idle;
 mod link;
 pub mod open_close;

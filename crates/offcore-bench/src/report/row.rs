@@ -63,6 +63,9 @@ pub struct Row {
     /// TCP over veth: the same of both cores, which is what counts: a kernel receives on the core that transmits.
     pub both_ns_per_kib: Option<f64>,
     pub peer_both_ns_per_kib: Option<f64>,
+    /// HTTP: microseconds of the server's processes for a request; the same on the kernel's stack.
+    pub server_us_per_request: Option<f64>,
+    pub peer_server_us_per_request: Option<f64>,
     /// TCP over veth: the part of the time in which the other end's core is busy; the same of the kernel to itself.
     pub far_busy: Option<f64>,
     pub peer_far_busy: Option<f64>,
@@ -101,6 +104,9 @@ pub struct Row {
     pub p50_ns: Option<f64>,
     pub p90_ns: Option<f64>,
     pub p99_ns: Option<f64>,
+    /// HTTP: the peer's percentiles.
+    pub peer_p50_ns: Option<f64>,
+    pub peer_p99_ns: Option<f64>,
     /// As above: of 1000 packets, 999 take no longer.
     pub p999_ns: Option<f64>,
     /// Latency: the share of `capacity_mpps` at which packets were sent.

@@ -36,6 +36,7 @@ use crate::report::progress::Progress;
 use crate::report::row::Row;
 use crate::report::sample::{Bounds, Spread, paired_ratio};
 use far::Far;
+pub(super) use far::busy;
 use hosts::{Host, Kernel};
 
 /// The MTU of the pairs, of which a segment of [`SEGMENT`] bytes is made.
@@ -178,8 +179,8 @@ impl Cell {
     fn measure(self, options: &VethOptions, pool: &'static Pool, progress: &Progress) -> Result<Row> {
         let other_lcore = options.other_lcore.context("end to end needs two lcores")?;
         let (near, far) = (Netns::new()?, Netns::new()?);
-        self.pair("ours", "10.77.0.1/24", &near, &far)?;
-        self.pair("theirs", "10.78.0.1/24", &near, &far)?;
+        pair(("ours", "10.77.0.1/24"), &near, &far, self.under.offloads())?;
+        pair(("theirs", "10.78.0.1/24"), &near, &far, self.under.offloads())?;
         near.configure("theirs0", "10.78.0.2/24")?;
         let mut ours = Host::open(self, &near, "ours0", pool)?;
         let mut theirs = Kernel::listen(self.side, &near)?;
@@ -200,22 +201,6 @@ impl Cell {
             progress.step();
         }
         Ok(self.row(&our_windows, &their_windows))
-    }
-
-    /// A veth pair NAME0 and NAME1, its far end with an address.
-    fn pair(self, name: &str, address: &str, near: &Netns, far: &Netns) -> Result<()> {
-        let ends = [format!("{name}0"), format!("{name}1")];
-        near.veth(&ends[0], far, &ends[1])?;
-        for (netns, end) in [near, far].into_iter().zip(&ends) {
-            // Nothing of the kernel's own on the wire.
-            netns.ip(&["link", "set", end, "mtu", MTU, "addrgenmode", "none"])?;
-            netns.ip(&["link", "set", end, "up"])?;
-            match self.under.offloads() {
-                true => netns.enable_offloads(end)?,
-                false => netns.disable_offloads(end)?,
-            }
-        }
-        far.configure(&ends[1], address)
     }
 
     fn row(self, ours: &[Window], theirs: &[Window]) -> Row {
@@ -263,8 +248,24 @@ impl Cell {
     }
 }
 
+/// A veth pair NAME0 and NAME1, its far end with an address.
+pub(super) fn pair((name, address): (&str, &str), near: &Netns, far: &Netns, offloads: bool) -> Result<()> {
+    let ends = [format!("{name}0"), format!("{name}1")];
+    near.veth(&ends[0], far, &ends[1])?;
+    for (netns, end) in [near, far].into_iter().zip(&ends) {
+        // Nothing of the kernel's own on the wire.
+        netns.ip(&["link", "set", end, "mtu", MTU, "addrgenmode", "none"])?;
+        netns.ip(&["link", "set", end, "up"])?;
+        match offloads {
+            true => netns.enable_offloads(end)?,
+            false => netns.disable_offloads(end)?,
+        }
+    }
+    far.configure(&ends[1], address)
+}
+
 /// Of the windows of either side to one another, the wider: how far from 1 a ratio may be for no reason.
-fn noise(ours: &[f64], theirs: &[f64]) -> Option<Bounds> {
+pub(super) fn noise(ours: &[f64], theirs: &[f64]) -> Option<Bounds> {
     let of = |rates: &[f64]| {
         let [a, b] = [0, 1].map(|first| rates.iter().skip(first).step_by(2).copied().collect::<Vec<_>>());
         Bounds::of(&a, &b, a.len() / 2)

@@ -2,10 +2,12 @@
 
 mod table;
 
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use offcore_bench::alternate::TURN_BURSTS;
 use offcore_bench::copier::{Copier, Setup};
 use offcore_bench::progress::Progress;
+use offcore_bench::tcp::http::{self, HttpOptions};
 use offcore_bench::tcp::veth::{self, VethOptions};
 use offcore_bench::tcp::{self, CHUNKS, Options, SEGMENT, Side, idle, open_close};
 use offcore_bench::temperature::Temperature;
@@ -42,6 +44,9 @@ Examples:
   in our place; as root:
     offcore bench tcp --case veth
 
+  nginx on the stack under wrk, beside nginx on the kernel's; as root:
+    offcore bench tcp --case http
+
   Without checksums completed by the port, so that the core reads all payload:
     offcore bench tcp --checksum core --side receive
 
@@ -55,7 +60,7 @@ table says.";
 #[derive(Args, Debug)]
 pub(crate) struct TcpBenchArgs {
     /// What is measured: what a segment costs the core by who copies, the same beside idle connections, what a connection
-    /// costs, or how fast a stream is beside the kernel's
+    /// costs, how fast a stream is beside the kernel's, or how fast nginx is
     #[arg(long = "case", value_name = "LIST", value_delimiter = ',', default_value = "core-cost")]
     pub cases: Vec<Case>,
 
@@ -112,6 +117,8 @@ pub(crate) enum Case {
     OpenClose,
     /// Gbit/s of a stream to and from the kernel's TCP over veth, beside the kernel's in our place; needs root.
     Veth,
+    /// Requests that nginx answers a second, on the stack and on the kernel's, over veth; needs root, nginx and wrk.
+    Http,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -133,6 +140,12 @@ pub(crate) fn run(args: &TcpBenchArgs) -> Result<(), Failure> {
                 let quick = VethOptions::new(args.bench.quick, lcore, other_lcore);
                 let options = VethOptions { sides, hugepages, ..quick };
                 veth::run(&options, &Progress::visible(), &mut |row| rows.push(row))?;
+                continue;
+            }
+            Case::Http => {
+                let program = std::env::current_exe().context("this program")?;
+                let options = HttpOptions::new(args.bench.quick, program, options.lcore, options.other_lcore);
+                http::run(&options, &Progress::visible(), &mut |row| rows.push(row))?;
                 continue;
             }
         };
@@ -162,7 +175,9 @@ fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, String> {
     let (connections, temperatures, chunks) = match case {
         Case::CoreCost => (1, &Temperature::ALL[..], &CHUNKS[..]),
         Case::Idle => (idle::IDLE, &[Temperature::Remote][..], &[idle::CHUNK][..]),
-        Case::OpenClose | Case::Veth => (open_close::OPEN, &[Temperature::Remote][..], &[idle::CHUNK][..]),
+        Case::OpenClose | Case::Veth | Case::Http => {
+            (open_close::OPEN, &[Temperature::Remote][..], &[idle::CHUNK][..])
+        }
     };
     let connections = or(&args.connections, &[connections]);
     let small = case == Case::Idle || connections.iter().any(|&n| n > 100);
@@ -216,7 +231,7 @@ mod tests {
 
     #[test]
     fn every_example_of_the_help_is_accepted() {
-        examples(EXAMPLES, 7).iter().for_each(|line| drop(parsed(line).unwrap()));
+        examples(EXAMPLES, 8).iter().for_each(|line| drop(parsed(line).unwrap()));
     }
 
     #[test]

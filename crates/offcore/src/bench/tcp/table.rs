@@ -10,13 +10,15 @@ use crate::output::table::{columns, digits, or_dash, times};
 pub(super) fn table(rows: &[Row]) -> String {
     let is_visit = |row: &&Row| row.unit == "tsc_cycles_per_connection";
     let is_idle = |row: &&Row| row.idle_connections.is_some();
-    let is_veth = |row: &&Row| row.arrangement == "end-to-end";
+    let is_http = |row: &&Row| row.unit == "million_requests_per_s";
+    let is_veth = |row: &&Row| row.arrangement == "end-to-end" && !is_http(row);
     let of = |wanted: &dyn Fn(&&Row) -> bool| rows.iter().filter(wanted).collect::<Vec<_>>();
     let tables = [
-        core_cost(&of(&|row| !is_visit(row) && !is_idle(row) && !is_veth(row))),
+        core_cost(&of(&|row| !is_visit(row) && !is_idle(row) && row.arrangement != "end-to-end")),
         idle(&of(&is_idle)),
         open_close(&of(&is_visit)),
         veth(&of(&is_veth)),
+        http(&of(&is_http)),
     ];
     let tables: Vec<String> = tables.into_iter().filter(|table| !table.is_empty()).collect();
     tables.join("\n")
@@ -195,6 +197,47 @@ fn veth(rows: &[&Row]) -> String {
             on the core that transmits, so that only the sum says what a stream costs. Bound: the other end's core was busy\n\
             for more than 90 %. The kernel passes packets by reference, our port copies them out of the kernel and into it.\n\
             GB compared: of our windows, all that went over.\n"
+}
+
+/// nginx beside the same on the kernel's stack.
+fn http(rows: &[&Row]) -> String {
+    let ms = |ns: Option<f64>| digits(ns.map(|ns| ns / 1e6), 2);
+    let cells = rows.iter().map(|row| {
+        let ratio = match row.peer_ratio_lower {
+            Some(lower) => format!("{} >{lower:.2}", times(row.peer_ratio)),
+            None => "-".into(),
+        };
+        [
+            row.case.strip_prefix("http ").unwrap_or(&row.case).into(),
+            or_dash(row.chunk.map(kib)),
+            or_dash(row.connections),
+            format!("{:.0}", row.median * 1e6),
+            digits(row.peer_median.map(|rate| rate * 1e6), 0),
+            ratio,
+            noise(row, row.peer_ratio),
+            digits(row.server_us_per_request, 1),
+            digits(row.peer_server_us_per_request, 1),
+            ms(row.p50_ns),
+            ms(row.peer_p50_ns),
+            ms(row.p99_ns),
+            ms(row.peer_p99_ns),
+            percent(row.far_busy),
+            percent(row.peer_far_busy),
+            row.verified.to_string(),
+        ]
+    });
+    let heads = "<file|size|connections|requests/s|kernel|ratio|noise|us/request|kernel|p50 ms|kernel|p99 ms|kernel|wrk busy|\
+                 kernel|compared";
+    let text = columns(heads, cells);
+    if text.is_empty() {
+        return text;
+    }
+    text + "nginx with one worker under wrk, on our stack over af_packet, and on the kernel's (kernel), over veth pairs alike, in\n\
+            turns; stack and nginx share a core, wrk has the other. File: nginx has the kernel send it (sendfile), or reads it\n\
+            and writes it (read); close: a connection for each request. Ratio: median of the ratios of paired windows, and its\n\
+            lower bound at 90 %. us/request: what nginx and the stack used, by /proc. wrk busy: of its core's time. Compared:\n\
+            answers of our windows whose bytes were, by a client beside wrk, which looks at lengths only. The kernel sends\n\
+            files, and passes its packets over veth, by reference; ours are copied to the FIFO, to packets and by the port.\n"
 }
 
 /// What both cores have of a sum.

@@ -1,0 +1,261 @@
+//! The `end-to-end` arrangement of `offcore bench tcp --case http`: nginx, unmodified, on our stack by `offcore exec`, beside
+//! the same nginx on the kernel's, under wrk.
+//!
+//! ```text
+//! lcore                                                  other lcore
+//! ours:   nginx, sessions, host, af_packet ── veth ──┐
+//!         (blocking wake-ups; the other one rests)   ├── wrk on the kernel's TCP, in a namespace of its own
+//! theirs: nginx, the kernel's TCP ─────────── veth ──┘
+//! ```
+//! Both have pairs of their own, made alike, with segmentation and checksums left open on both ends. Windows alternate. wrk
+//! says how many answers came, of what length, and fails when one is missing; another client, which is slow, compares every
+//! byte of its own answers meanwhile.
+//!
+//! What a request costs the server is what its processes used, by `/proc`: nginx and, of ours, the stack. The kernel does some
+//! of what it receives on the core that transmits, at either end.
+//!
+//! The kernel sends a file by reference (`sendfile`) and passes its packets over a veth pair by reference. Ours are copied
+//! into the FIFO, into packets and by the port into the kernel. With `read` nginx reads files itself, and the kernel, too,
+//! copies what it sends.
+
+mod load;
+mod server;
+
+use std::fmt;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use offcore_stats::{named, tsc};
+
+use super::veth::{noise, pair};
+use crate::BURST;
+use crate::peer::netns::{self, Netns};
+use crate::peer::tempdir::TempDir;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+use crate::report::sample::{Spread, paired_ratio};
+use load::Load;
+use server::{Server, Site};
+
+/// Bytes of the files.
+pub const SIZES: [usize; 5] = [1 << 10, 4 << 10, 32 << 10, 256 << 10, 1 << 20];
+/// Connections of wrk, and what it is tried with besides.
+const CONNECTIONS: usize = 64;
+const MANY: usize = 1000;
+/// Programs that it takes, with their packages.
+const PROGRAMS: [(&str, &str); 3] = [("nginx", "nginx"), ("wrk", "wrk"), ("taskset", "util-linux")];
+
+named! {
+    /// How files are asked for and sent.
+    pub enum How {
+        /// Connections are kept; nginx has the kernel send files.
+        SendFile = "sendfile",
+        /// Connections are kept; nginx reads files and writes them.
+        Read = "read",
+        /// Each request has a connection of its own.
+        Close = "close",
+    }
+}
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct HttpOptions {
+    /// This program: `offcore`.
+    pub binary: PathBuf,
+    /// Pairs of windows, ours and the kernel's, of each cell.
+    pub pairs: usize,
+    /// Length of a window in seconds.
+    pub window: u64,
+    /// The core of stack and nginx.
+    pub lcore: usize,
+    /// The core of wrk.
+    pub other_lcore: Option<usize>,
+}
+
+impl HttpOptions {
+    /// 10 pairs of windows of 2 s in each cell; with `quick` 4 of 1 s.
+    pub fn new(quick: bool, binary: PathBuf, lcore: usize, other_lcore: Option<usize>) -> Self {
+        let (pairs, window) = if quick { (4, 1) } else { (10, 2) };
+        Self { binary, pairs, window, lcore, other_lcore }
+    }
+
+    /// What this machine lacks for it, if anything.
+    pub fn missing(&self) -> Option<String> {
+        netns::missing((self.lcore, self.other_lcore), &PROGRAMS)
+    }
+}
+
+/// Measures all cells; `emit` gets each row as it is ready.
+///
+/// # Errors
+/// When something is missing ([`HttpOptions::missing`]) or cannot be set up, a request is not answered, or a byte is wrong.
+pub fn run(options: &HttpOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    if let Some(missing) = options.missing() {
+        bail!("nginx over veth: {missing}");
+    }
+    Netns::sweep()?;
+    let other_lcore = options.other_lcore.context("end to end needs two lcores")?;
+    let (ours, theirs, far) = (Netns::new()?, Netns::new()?, Netns::new()?);
+    pair(("ours", "10.77.0.1/24"), &ours, &far, true)?;
+    pair(("theirs", "10.78.0.1/24"), &theirs, &far, true)?;
+    theirs.configure("theirs0", "10.78.0.2/24")?;
+    let dir = TempDir::new()?;
+    let site = Site::new(&dir, options.lcore, &far)?;
+    let ours = Server::ours(&site, &ours, &options.binary)?;
+    let theirs = Server::kernels(&site, &theirs)?;
+    let cells = Cell::all();
+    progress.begin(cells.len() * options.pairs);
+    for cell in cells {
+        progress.say(&format!("http, {cell}"));
+        let load = Load::new(cell, &site, &dir, (&far, other_lcore), options.window)?;
+        emit(
+            cell.measure(&load, [&ours, &theirs], options.pairs, progress)
+                .with_context(|| cell.to_string())?,
+        );
+    }
+    progress.end();
+    Ok(())
+}
+
+/// A cell of the measurement.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    how: How,
+    size: usize,
+    connections: usize,
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {} bytes, {} connections", self.how, self.size, self.connections)
+    }
+}
+
+/// What a window saw.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    requests: u64,
+    seconds: f64,
+    /// Latency in microseconds: half of all requests took no longer, 99 of 100.
+    p50: f64,
+    p99: f64,
+    /// Seconds of the server's processes.
+    server: f64,
+    /// What part of the time wrk's core was busy.
+    far_busy: f64,
+    /// Answers that were compared, byte by byte.
+    compared: u64,
+}
+
+impl Window {
+    /// Million requests a second.
+    fn rate(&self) -> f64 {
+        self.requests as f64 / self.seconds / 1e6
+    }
+
+    /// Microseconds of the server for a request.
+    fn cost(&self) -> f64 {
+        self.server * 1e6 / self.requests.max(1) as f64
+    }
+}
+
+impl Cell {
+    fn all() -> Vec<Self> {
+        let of = |how, connections| move |size| Self { how, size, connections };
+        let sent = SIZES.into_iter().map(of(How::SendFile, CONNECTIONS));
+        let read = SIZES.into_iter().filter(|&size| size >= 32 << 10).map(of(How::Read, CONNECTIONS));
+        let more = [of(How::Close, CONNECTIONS)(SIZES[0]), of(How::SendFile, MANY)(SIZES[0])];
+        sent.chain(read).chain(more).collect()
+    }
+
+    fn measure(
+        self,
+        load: &Load<'_>,
+        servers: [&Server; 2],
+        pairs: usize,
+        progress: &Progress,
+    ) -> Result<Row> {
+        let mut windows = [Vec::new(), Vec::new()];
+        // Files are read once, and windows opened.
+        for server in servers {
+            load.window(server)?;
+        }
+        for pair in 0..pairs {
+            for turn in [pair % 2, 1 - pair % 2] {
+                windows[turn].push(load.window(servers[turn])?);
+            }
+            progress.step();
+        }
+        let [ours, theirs] = &windows;
+        Ok(self.row(ours, theirs))
+    }
+
+    fn row(self, ours: &[Window], theirs: &[Window]) -> Row {
+        let all = |windows: &[Window], of: fn(&Window) -> f64| windows.iter().map(of).collect::<Vec<_>>();
+        let median = |windows: &[Window], of| Spread::of(&all(windows, of)).median;
+        let (our_rates, their_rates) = (all(ours, Window::rate), all(theirs, Window::rate));
+        let pairs: Vec<_> = our_rates.iter().copied().zip(their_rates.iter().copied()).collect();
+        let ratio = paired_ratio(&pairs);
+        let mut row = Row {
+            bench: "tcp",
+            case: format!("http {}", self.how),
+            arrangement: "end-to-end",
+            port: Some("af_packet"),
+            offloads: Some(true),
+            mode: "cpu".into(),
+            engine: "cpu".into(),
+            ring: "none",
+            burst: BURST,
+            temperature: "none".into(),
+            chunk: Some(self.size),
+            connections: Some(self.connections),
+            peer: Some("kernel".into()),
+            ..Row::default()
+        };
+        row.set_rate(Spread::of(&our_rates), tsc::hz());
+        row.unit = "million_requests_per_s";
+        row.received = ours.iter().map(|window| window.requests).sum();
+        row.verified = ours.iter().map(|window| window.compared).sum();
+        row.peer_median = Some(Spread::of(&their_rates).median);
+        row.peer_ratio = ratio.map(|ratio| ratio.median);
+        row.peer_ratio_lower = ratio.map(|ratio| ratio.lower);
+        row.server_us_per_request = Some(median(ours, Window::cost));
+        row.peer_server_us_per_request = Some(median(theirs, Window::cost));
+        let ns = |windows, of| Some(median(windows, of) * 1e3);
+        (row.p50_ns, row.p99_ns) = (ns(ours, |window| window.p50), ns(ours, |window| window.p99));
+        (row.peer_p50_ns, row.peer_p99_ns) =
+            (ns(theirs, |window| window.p50), ns(theirs, |window| window.p99));
+        row.far_busy = Some(median(ours, |window| window.far_busy));
+        row.peer_far_busy = Some(median(theirs, |window| window.far_busy));
+        row.set_noise(noise(&our_rates, &their_rates));
+        row
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_say_who_answers_faster_and_at_what_cost() {
+        let ours = Window {
+            requests: 30_000,
+            seconds: 2.0,
+            p50: 1500.0,
+            p99: 9000.0,
+            server: 0.9,
+            far_busy: 0.5,
+            compared: 7,
+        };
+        let theirs = Window { requests: 20_000, server: 1.0, far_busy: 0.4, compared: 9, ..ours };
+        let row = Cell::all()[0].row(&[ours; 4], &[theirs; 4]);
+        let near = |a: Option<f64>, b: f64| assert!((a.unwrap() / b - 1.0).abs() < 1e-9, "{a:?} {b}");
+        near(row.peer_ratio, 1.5);
+        near(Some(row.median), 0.015);
+        near(row.peer_median, 0.01);
+        near(row.server_us_per_request, 30.0);
+        near(row.peer_server_us_per_request, 50.0);
+        near(row.p99_ns, 9e6);
+        assert_eq!((row.received, row.verified, row.noise_floor), (120_000, 28, Some(0.0)));
+    }
+}
