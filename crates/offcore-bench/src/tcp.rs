@@ -46,6 +46,9 @@ pub const HEADERS: usize = 70;
 /// What the VPP guide says of copies from packets to FIFOs; of the kernel's `copy_user` it says 42 %.
 const PUBLISHED: (f64, &str) =
     (36.5, "percent of a VPP core in copies to FIFOs, iperf3 (739269-002US, figure 2)");
+/// What the mTCP library with DSA is said to gain, and from what length on.
+const GAIN: (f64, &str) = (1.7, "times, up to, epping by DSA at 256 KB and above (mTCP, VDSL 2022)");
+const GAINS_FROM: usize = 256 << 10;
 /// Packet buffers, and bytes of one, headroom included: of Ethernet's segments, and of longer ones.
 const BUFFERS: usize = 8192;
 const BUFFER: usize = 2048;
@@ -72,6 +75,8 @@ pub struct Options {
     pub checksums: bool,
     /// Whether the measured core may store past the caches, as it does otherwise. The far host and a helper core never do.
     pub past_caches: bool,
+    /// Whether chunks are sent when they are asked for, by requests that the other host sends, and requests are counted.
+    pub asks: bool,
     /// Whether the core is measured against itself first, for the noise floor of all ratios.
     pub noise_floor: bool,
     /// A B B A blocks per cell.
@@ -88,10 +93,12 @@ pub struct Options {
 
 impl Options {
     /// How long a cell is measured.
-    fn schedule(&self, temperature: Temperature) -> Schedule {
-        let cold = temperature == Temperature::Cold;
+    fn schedule(&self, load: Load) -> Schedule {
+        let cold = load.temperature == Temperature::Cold;
         let blocks = if cold { self.blocks.div_ceil(2) } else { self.blocks };
-        Schedule { blocks, bursts: self.bursts, limit: self.timeout, fewest: FEWEST }
+        // What is counted is segments, or requests of which each has many.
+        let segments = if self.asks { load.chunk.div_ceil(SEGMENT) } else { 1 };
+        Schedule { blocks, bursts: self.bursts.div_ceil(segments), limit: self.timeout, fewest: FEWEST }
     }
 
     /// What goes over each wire, in turns.
@@ -111,7 +118,7 @@ impl Options {
 
     /// Blocks of all wires, those of a cell counted so often.
     fn steps(&self, often: usize) -> usize {
-        let blocks: usize = self.loads().iter().map(|load| self.schedule(load.temperature).blocks).sum();
+        let blocks: usize = self.loads().iter().map(|load| self.schedule(*load).blocks).sum();
         self.wires().count() * blocks * often
     }
 }
@@ -154,7 +161,8 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     for (side, segment, connections) in options.wires() {
         let (fifo, checksums, past_caches) =
             (link::fifo_of(connections), options.checksums, options.past_caches);
-        let traffic = Traffic { side, segment, connections, idle: 0, fifo, checksums, past_caches };
+        let asks = options.asks;
+        let traffic = Traffic { side, segment, connections, idle: 0, fifo, checksums, past_caches, asks };
         let noise = match with_noise {
             true => pair::noise(&mut rig, traffic, &loads, options, progress)?,
             false => vec![None; loads.len()],
@@ -171,7 +179,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
                 link.set(load);
                 cell.add(link);
             }
-            cell.measure(options.schedule(temperature), &rig.other, &mut rig.clock, progress)
+            cell.measure(options.schedule(load), &rig.other, &mut rig.clock, progress)
                 .with_context(|| format!("{side}, {temperature}, chunks of {chunk} bytes"))?;
             for mut row in rows(&cell, traffic, load) {
                 row.set_noise(noise);
@@ -196,6 +204,9 @@ fn rows(cell: &Alternating<&mut Link>, traffic: Traffic, load: Load) -> Vec<Row>
         row.copy_routine = link.copy_routine();
         row.share_copy = link.copy_share();
         row.share_switching = row.share_copy.map(|copy| 1.0 - copy);
+        if traffic.asks && setup.mode == Mode::Offload && load.chunk >= GAINS_FROM {
+            (row.published, row.published_unit) = (Some(GAIN.0), Some(GAIN.1));
+        }
         if traffic.side == Side::Receive && setup.mode == Mode::Cpu {
             (row.published, row.published_unit) = (Some(PUBLISHED.0), Some(PUBLISHED.1));
         }
@@ -251,11 +262,16 @@ fn row(
     row.guest_ns_per_packet = ns(&blocks.guest);
     row.both_ns_per_packet = ns(&blocks.both());
     // Not all segments are full: a chunk's last one, and any that the window has no room for.
-    let payload = moved.bytes as f64 / moved.segments.max(1) as f64;
+    let segment = moved.bytes as f64 / moved.segments.max(1) as f64;
+    let payload = if traffic.asks { load.chunk as f64 } else { segment };
     row.payload_per_packet = Some(payload);
-    row.payload_gbps = Some(payload * 8.0 / row.ns_per_packet);
-    row.gbps = row.mpps * (payload + HEADERS as f64) * 8.0 / 1e3;
-    row.gbps_l1 = row.gbps + row.mpps * 20.0 * 8.0 / 1e3;
+    let gbps = payload * 8.0 / row.ns_per_packet;
+    row.payload_gbps = Some(gbps);
+    row.gbps = gbps * (segment + HEADERS as f64) / segment;
+    row.gbps_l1 = gbps * (segment + HEADERS as f64 + 20.0) / segment;
+    if traffic.asks {
+        (row.case, row.unit) = ("requests".into(), "tsc_cycles_per_request");
+    }
     row
 }
 

@@ -39,8 +39,9 @@ use server::{Server, Site};
 
 /// Bytes of the files.
 pub const SIZES: [usize; 5] = [1 << 10, 4 << 10, 32 << 10, 256 << 10, 1 << 20];
-/// Connections of wrk, and what it is tried with besides.
-const CONNECTIONS: usize = 64;
+/// Connections of wrk.
+pub const CONNECTIONS: usize = 64;
+/// What it is tried with besides.
 const MANY: usize = 1000;
 /// Programs that it takes, with their packages.
 const PROGRAMS: [(&str, &str); 3] = [("nginx", "nginx"), ("wrk", "wrk"), ("taskset", "util-linux")];

@@ -28,7 +28,8 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
     for (side, segment, idle) in options.wires() {
         // The same FIFOs, so that nothing else differs.
         let (fifo, checksums, past_caches) = (SMALL_FIFO, options.checksums, options.past_caches);
-        let alone = Traffic { side, segment, connections: 1, idle: 0, fifo, checksums, past_caches };
+        let asks = false;
+        let alone = Traffic { side, segment, connections: 1, idle: 0, fifo, checksums, past_caches, asks };
         let noise = match options.noise_floor {
             true => pair::noise(&mut rig, alone, &loads, options, progress)?,
             false => vec![None; loads.len()],

@@ -42,6 +42,8 @@ const WINDOW: usize = 256 << 10;
 const TRIES: usize = 3;
 /// Without progress for so long something is wrong.
 pub(super) const STALLED: Duration = Duration::from_secs(10);
+/// Bytes of a request: what wrk sends, about.
+const REQUEST: usize = 64;
 /// Bytes of FIFOs in each host.
 const MEMORY: usize = 512 << 20;
 /// IP and TCP headers, with timestamps.
@@ -77,6 +79,8 @@ pub(super) struct Traffic {
     pub(super) checksums: bool,
     /// Whether the measured core may store past the caches, at its reader's expense.
     pub(super) past_caches: bool,
+    /// Whether each chunk is sent when it is asked for: what is counted is requests, one of a connection at a time.
+    pub(super) asks: bool,
 }
 
 /// How data goes over a link.
@@ -154,6 +158,7 @@ pub(super) struct Link {
     wire: WireEnd,
     far: Arc<Mutex<Far>>,
     connections: usize,
+    asks: bool,
     /// The connection that has the next chunk.
     next: usize,
     /// Bytes that applications write at a time.
@@ -211,7 +216,7 @@ fn dropped(worker: &mut Worker) -> Result<u64> {
 impl Link {
     /// Opens both hosts and their connections. Takes some seconds: addresses are probed for first.
     pub(super) fn open(setup: Setup, traffic: Traffic, pool: &'static Pool) -> Result<Self> {
-        let Traffic { side, connections, idle, checksums, .. } = traffic;
+        let Traffic { side, connections, idle, checksums, asks, .. } = traffic;
         let mut engine = setup.open_to_caches()?;
         let (mut mover, channels) = timed_worker::mover_with(engine.as_mut())?;
         if !traffic.past_caches {
@@ -240,8 +245,21 @@ impl Link {
         let far = Arc::new(Mutex::new(far));
         let (share, moved) = (CopyShare::begin(&near.worker.clock), Moved::default());
         let (next, chunk, windows) = (0, WINDOW, 0);
-        let mut link =
-            Self { setup, side, near, shared, wire, far, connections, next, chunk, moved, share, windows };
+        let mut link = Self {
+            setup,
+            side,
+            near,
+            shared,
+            wire,
+            far,
+            connections,
+            asks,
+            next,
+            chunk,
+            moved,
+            share,
+            windows,
+        };
         link.connect(all)?;
         Ok(link)
     }
@@ -352,6 +370,22 @@ impl Link {
         Ok(done)
     }
 
+    /// The far application asks for chunks, and the measured host's has read that; the ticks that took the measured core, and
+    /// the other side.
+    fn ask(&mut self, other: &OtherCore, chunks: Chunks) -> Result<[u64; 2]> {
+        let requests = Chunks { len: REQUEST, ..chunks };
+        requests.owe(&mut lock(&lock(&self.far).shared.streams))?;
+        let (mut ticks, mut others, mut read, since) = (0, 0, 0, Instant::now());
+        while read < requests.count * requests.len {
+            others += self.run_far(other, None)?.ticks;
+            ticks += self.run_near(other)?;
+            let more = self.application(other, move |streams| requests.read(streams))?;
+            (read, others) = (read + more.bytes, others + more.ticks);
+            ensure!(since.elapsed() < STALLED, "{read} bytes of requests have arrived");
+        }
+        Ok([ticks, others])
+    }
+
     /// One chunk for each of `chunks` goes over; the ticks that took the measured core, and the other side.
     fn transfer(&mut self, other: &OtherCore, chunks: Chunks) -> Result<[u64; 2]> {
         let bytes = chunks.count * chunks.len;
@@ -395,11 +429,14 @@ impl Link {
     /// A window; `None` when segments were sent again in it or packets dropped, as happens when somebody was taken off his
     /// core for long: that is no part of what is measured.
     fn try_window(&mut self, other: &OtherCore) -> Result<Option<Cost>> {
-        let count = (WINDOW / self.chunk).max(1);
+        let most = if self.asks { self.connections } else { usize::MAX };
+        let count = (WINDOW / self.chunk).clamp(1, most);
         let chunks = Chunks { first: self.next, count, connections: self.connections, len: self.chunk };
         self.next = (self.next + count) % self.connections;
         let before = self.seen()?;
-        let [core, guest] = self.transfer(other, chunks)?;
+        let asked = if self.asks { self.ask(other, chunks)? } else { [0; 2] };
+        let sent = self.transfer(other, chunks)?;
+        let [core, guest] = [0, 1].map(|i| asked[i] + sent[i]);
         // The stack's queues: what is received, what is sent.
         self.near.note_routines(if self.side == Side::Receive { 0..1 } else { 1..2 });
         // The stage clock samples one round in 64: not the same of every window.
@@ -416,7 +453,7 @@ impl Link {
         }
         self.moved += Moved { segments: packets, bytes, again: 0 };
         self.share.note(&self.near.worker.clock, packets);
-        Ok(Some(Cost { packets, core, guest }))
+        Ok(Some(Cost { packets: if self.asks { count as u64 } else { packets }, core, guest }))
     }
 }
 
@@ -468,90 +505,4 @@ impl Subject for Link {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use offcore_mem::Hugepages;
-
-    const TRAFFIC: Traffic = Traffic {
-        side: Side::Send,
-        segment: 1448,
-        connections: 3,
-        idle: 2,
-        fifo: LARGE_FIFO,
-        checksums: true,
-        past_caches: false,
-    };
-
-    #[test]
-    fn every_byte_arrives_whoever_copies() {
-        let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
-        let other = OtherCore::start(None).unwrap();
-        for (side, setup, checksums) in [
-            (Side::Send, Setup::HELPER, true),
-            (Side::Receive, Setup::HELPER, false),
-            (Side::Send, Setup::CPU, false),
-        ] {
-            let traffic = Traffic { side, checksums, ..TRAFFIC };
-            let mut link = Link::open(setup, traffic, pool).unwrap();
-            for (temperature, chunk) in
-                [(Temperature::Hot, 4096), (Temperature::Remote, 2 << 20), (Temperature::Cold, 777)]
-            {
-                link.set(Load { temperature, chunk });
-                let cost = link.window(&other).unwrap();
-                let bytes = (WINDOW / chunk).max(1) * chunk;
-                let moved = link.moved();
-                assert_eq!((moved.segments, moved.bytes), (cost.packets, bytes as u64));
-                assert!(cost.packets as usize >= bytes.div_ceil(1448), "{side}: {cost:?}");
-                // The far host and both applications have done something, too.
-                assert!(cost.core > 0 && cost.guest > 0, "{side}: {cost:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_wrong_byte_is_noticed() {
-        let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
-        let other = OtherCore::start(None).unwrap();
-        let traffic = Traffic { segment: 512, connections: 1, ..TRAFFIC };
-        let mut link = Link::open(Setup::CPU, traffic, pool).unwrap();
-        link.window(&other).unwrap();
-        lock(&link.shared.streams).skip(0);
-        let error = link.window(&other).unwrap_err();
-        assert!(format!("{error:#}").contains("wrong bytes"), "{error:#}");
-    }
-
-    #[test]
-    fn data_stays_in_caches_and_cells_are_told_apart() {
-        let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
-        let other = OtherCore::start(None).unwrap();
-        for side in Side::ALL {
-            let mut link = Link::open(Setup::CPU, Traffic { side, ..TRAFFIC }, pool).unwrap();
-            for temperature in [Temperature::Remote, Temperature::Cold] {
-                link.set(Load { temperature, chunk: 64 << 10 });
-                assert_eq!((link.moved(), link.near.routine_windows()), (Moved::default(), 0));
-                for _ in 0..100 {
-                    link.window(&other).unwrap();
-                }
-                assert!(link.copy_share().is_some_and(|share| share > 0.0 && share < 1.0));
-                let past = |routine: String| routine.contains("non-temporal") || routine.contains("direct");
-                assert!(!link.copy_routine().is_none_or(past), "{side}: {:?}", link.copy_routine());
-                let far = &lock(&link.far).worker.mover;
-                let routines = far.queues().filter_map(|queue| far.routine(queue)).map(|r| r.name().into());
-                assert!(!routines.into_iter().any(past), "{side}: the far host stores past its caches");
-            }
-        }
-    }
-
-    #[test]
-    fn what_is_sent_again_is_noticed() {
-        let pool = Pool::new(4096, 2048, Hugepages::None).unwrap();
-        let other = OtherCore::start(None).unwrap();
-        let mut link = Link::open(Setup::CPU, TRAFFIC, pool).unwrap();
-        link.set(Load { temperature: Temperature::Remote, chunk: 64 << 10 });
-        link.wire.lose_next();
-        let cost = link.window(&other).unwrap();
-        let moved = link.moved();
-        assert_eq!((moved.segments, moved.bytes), (cost.packets, WINDOW as u64));
-        assert!(moved.again > 0, "{moved:?}");
-    }
-}
+mod tests;

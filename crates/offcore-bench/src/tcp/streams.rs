@@ -35,7 +35,8 @@ struct Stream {
     conn: ConnId,
     reader: Reader,
     writer: Writer,
-    position: u64,
+    written: u64,
+    read: u64,
     /// Bytes that are still to be written.
     owed: usize,
 }
@@ -88,14 +89,14 @@ impl Streams {
             let stream = &mut streams[index];
             let mut all = 0;
             while stream.owed > 0 {
-                let at = (stream.position % PERIOD as u64) as usize;
+                let at = (stream.written % PERIOD as u64) as usize;
                 let start = tsc::now();
                 let (n, flushing) = write(&mut stream.writer, &PATTERN[at..at + stream.owed.min(PERIOD)]);
                 *ticks += (tsc::now() - start).saturating_sub(flushing);
                 if n == 0 {
                     break;
                 }
-                (stream.owed, stream.position, all) = (stream.owed - n, stream.position + n as u64, all + n);
+                (stream.owed, stream.written, all) = (stream.owed - n, stream.written + n as u64, all + n);
             }
             if all > 0 {
                 touched.push((stream.conn, true));
@@ -107,7 +108,7 @@ impl Streams {
     /// Leaves a byte out of what is written on connection `index`.
     #[cfg(test)]
     pub(super) fn skip(&mut self, index: usize) {
-        self.streams[index].position += 1;
+        self.streams[index].written += 1;
     }
 
     /// Reads what has come on connection `index` and checks it; returns how much that was.
@@ -122,13 +123,13 @@ impl Streams {
             if n == 0 {
                 break;
             }
-            let at = (stream.position % PERIOD as u64) as usize;
+            let at = (stream.read % PERIOD as u64) as usize;
             ensure!(
                 self.buffer[..n] == PATTERN[at..at + n],
                 "wrong bytes from {} of connection {index} on",
-                stream.position
+                stream.read
             );
-            stream.position += n as u64;
+            stream.read += n as u64;
             all += n;
         }
         if all > 0 {
@@ -174,7 +175,7 @@ impl Ends {
         let reader = Reader::new(Arc::clone(memory), slot)?;
         let writer = Writer::new(Arc::clone(memory), slot)?;
         let port = if self.client.is_some() { info.local.port() } else { info.remote.port() };
-        let stream = Stream { conn, reader, writer, position: 0, owed: 0 };
+        let stream = Stream { conn, reader, writer, written: 0, read: 0, owed: 0 };
         lock(&self.shared.streams).by_port.insert(port, stream);
         Some(())
     }

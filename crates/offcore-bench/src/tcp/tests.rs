@@ -14,6 +14,7 @@ fn options(setups: &[Setup], temperatures: &[Temperature], connections: usize) -
         setups: setups.to_vec(),
         checksums: true,
         past_caches: false,
+        asks: false,
         noise_floor: true,
         blocks: 2,
         bursts: 1,

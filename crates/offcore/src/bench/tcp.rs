@@ -44,6 +44,9 @@ Examples:
   in our place; as root:
     offcore bench tcp --case veth
 
+  What a request for a file costs the stack's core, by who copies:
+    offcore bench tcp --case requests
+
   nginx on the stack under wrk, beside nginx on the kernel's; as root:
     offcore bench tcp --case http
 
@@ -117,6 +120,8 @@ pub(crate) enum Case {
     OpenClose,
     /// Gbit/s of a stream to and from the kernel's TCP over veth, beside the kernel's in our place; needs root.
     Veth,
+    /// TSC ticks that a request for a file takes the core of the stack, by who copies.
+    Requests,
     /// Requests that nginx answers a second, on the stack and on the kernel's, over veth; needs root, nginx and wrk.
     Http,
 }
@@ -132,7 +137,7 @@ pub(crate) fn run(args: &TcpBenchArgs) -> Result<(), Failure> {
     let mut rows = Rows::new(args.bench.format);
     for (case, options) in measured {
         let run = match case {
-            Case::CoreCost => tcp::run,
+            Case::CoreCost | Case::Requests => tcp::run,
             Case::Idle => idle::run,
             Case::OpenClose => open_close::run,
             Case::Veth => {
@@ -156,7 +161,10 @@ pub(crate) fn run(args: &TcpBenchArgs) -> Result<(), Failure> {
 
 /// The cases, each with what is measured in it.
 fn cases(args: &TcpBenchArgs) -> Result<Vec<(Case, Options)>, String> {
-    const SEGMENTS: (&[Case], &str) = (&[Case::CoreCost, Case::Idle], "core-cost or idle");
+    const SEGMENTS: (&[Case], &str) =
+        (&[Case::CoreCost, Case::Idle, Case::Requests], "core-cost, idle or requests");
+    const SIDES: (&[Case], &str) =
+        (&[Case::CoreCost, Case::Idle, Case::OpenClose, Case::Veth], "core-cost, idle, open-close or veth");
     for (given, flag) in [
         (!args.chunks.is_empty(), "--chunk"),
         (!args.segments.is_empty(), "--segment"),
@@ -167,6 +175,7 @@ fn cases(args: &TcpBenchArgs) -> Result<Vec<(Case, Options)>, String> {
     ] {
         goes_with(&args.cases, given, flag, SEGMENTS)?;
     }
+    goes_with(&args.cases, !args.sides.is_empty(), "--side", SIDES)?;
     args.cases.iter().map(|&case| Ok((case, options(args, case)?))).collect()
 }
 
@@ -174,6 +183,7 @@ fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, String> {
     let (lcore, other_lcore) = two_lcores(args.bench.lcores.as_ref())?;
     let (connections, temperatures, chunks) = match case {
         Case::CoreCost => (1, &Temperature::ALL[..], &CHUNKS[..]),
+        Case::Requests => (http::CONNECTIONS, &[Temperature::Remote][..], &http::SIZES[..]),
         Case::Idle => (idle::IDLE, &[Temperature::Remote][..], &[idle::CHUNK][..]),
         Case::OpenClose | Case::Veth | Case::Http => {
             (open_close::OPEN, &[Temperature::Remote][..], &[idle::CHUNK][..])
@@ -197,7 +207,7 @@ fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, String> {
     };
     let setups: Vec<Setup> = setups(&modes, &args.engines)?;
     Ok(Options {
-        sides: or(&args.sides, &[Side::Send, Side::Receive]),
+        sides: if case == Case::Requests { vec![Side::Send] } else { or(&args.sides, &Side::ALL) },
         chunks,
         segments: or(&args.segments, &[SEGMENT]),
         connections,
@@ -206,6 +216,7 @@ fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, String> {
         // What was asked for is measured.
         largest_hot: if args.chunks.is_empty() { LARGEST_HOT } else { usize::MAX },
         past_caches: args.past_caches,
+        asks: case == Case::Requests,
         checksums: args.checksum == Checksum::Port,
         noise_floor: true,
         blocks: blocks(args.bench.quick),
@@ -231,7 +242,7 @@ mod tests {
 
     #[test]
     fn every_example_of_the_help_is_accepted() {
-        examples(EXAMPLES, 8).iter().for_each(|line| drop(parsed(line).unwrap()));
+        examples(EXAMPLES, 9).iter().for_each(|line| drop(parsed(line).unwrap()));
     }
 
     #[test]
@@ -245,9 +256,10 @@ mod tests {
             ("--connections 1000 --chunk 2M", &["--chunk", "256K"]),
             ("--case idle --chunk 2M", &["--chunk", "256K"]),
             ("--temperature warm", &["--temperature", "hot, remote, cold"]),
-            ("--case open-close --segment 512", &["--segment", "core-cost or idle"]),
+            ("--case open-close --segment 512", &["--segment", "core-cost, idle or requests"]),
             ("--mode auto --engine cpu", &["--mode", "leave nothing"]),
-            ("--case open-close --past-caches", &["--past-caches", "core-cost or idle"]),
+            ("--case open-close --past-caches", &["--past-caches", "core-cost, idle or requests"]),
+            ("--case requests --side receive", &["--side", "core-cost, idle, open-close or veth"]),
             ("--checksum nobody", &["--checksum", "port, core"]),
         ] {
             let error = parsed(&format!("offcore bench tcp {flags}")).unwrap_err();

@@ -67,6 +67,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Failure> {
         largest_hot: usize::MAX,
         checksums: true,
         past_caches: false,
+        asks: false,
         noise_floor: false,
         blocks: if args.quick { QUICK_BLOCKS } else { BLOCKS },
         bursts: TURN_BURSTS,
