@@ -357,6 +357,113 @@ static void restarted(void)
     must("close 2");
 }
 
+// A signal handler that uses the connection on which it may have interrupted a call.
+#define RECORDS 20000
+#define HANDLED 2000
+
+static int handled_fd;
+static volatile sig_atomic_t handled;
+static volatile unsigned handled_sum;
+
+static void writes_in_handler(int signal)
+{
+    (void)signal;
+    int error = errno;
+    char record[100];
+    memset(record, 'h', sizeof record);
+    // Where it interrupts a write it may find no room.
+    if (handled < HANDLED && write(handled_fd, record, sizeof record) == (ssize_t)sizeof record)
+        handled++;
+    errno = error;
+}
+
+static void reads_in_handler(int signal)
+{
+    (void)signal;
+    int error = errno;
+    uint8_t few[7];
+    ssize_t got = recv(handled_fd, few, sizeof few, MSG_DONTWAIT);
+    for (ssize_t i = 0; i < got; i++)
+        handled_sum += few[i];
+    handled += got > 0 ? (int)got : 0;
+    errno = error;
+}
+
+static timer_t every_20_us(void (*handler)(int))
+{
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
+    sigaction(SIGUSR2, &action, NULL);
+    handled = 0;
+    timer_t timer;
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR2};
+    struct itimerspec often = {{0, 20000}, {0, 20000}};
+    if (timer_create(CLOCK_MONOTONIC, &event, &timer) || timer_settime(timer, 0, &often, NULL))
+        broken("timer");
+    return timer;
+}
+
+static void block(int signal, int how)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, signal);
+    pthread_sigmask(how, &set, NULL);
+}
+
+// The thread that the signals come to.
+static long writes_while_interrupted(struct call *call)
+{
+    block(SIGUSR2, SIG_UNBLOCK);
+    timer_t timer = every_20_us(writes_in_handler);
+    long mine = 0;
+    while (mine < RECORDS && write(call->fd, call->data, 100) == 100)
+        mine++;
+    timer_delete(timer);
+    while (handled < HANDLED)
+        raise(SIGUSR2);
+    return mine;
+}
+
+static void beside_handlers(void)
+{
+    struct call call = {.body = writes_while_interrupted};
+    int fd = handled_fd = call.fd = opened(AF_INET, 1);
+    memset(call.data, 'm', 100);
+    block(SIGUSR2, SIG_BLOCK);
+    if (pthread_create(&call.thread, NULL, start_call, &call))
+        broken("pthread_create");
+    peer_says("handler-writes", "records 1 %d 100", RECORDS + HANDLED);
+    finish("handler-writes-thread", &call, false);
+    result("handler-writes-handler", handled);
+    close(fd);
+    must("close 1");
+
+    static uint8_t much[400000];
+    unsigned sum = 0, wanted = 0;
+    fill(much, sizeof much, 3, 0);
+    for (size_t i = 0; i < sizeof much; i++)
+        wanted += much[i];
+    fd = handled_fd = opened(AF_INET, 1);
+    must("later 0 send 1 %zu 3", sizeof much);
+    await(fd, POLLIN);
+    timer_t timer = every_20_us(reads_in_handler);
+    block(SIGUSR2, SIG_UNBLOCK);
+    long mine = 0;
+    while (mine + handled < (long)sizeof much) {
+        ssize_t got = recv(fd, buffer, 60, MSG_DONTWAIT);
+        if (!got || (got < 0 && errno != EAGAIN))
+            break;
+        for (ssize_t i = 0; i < got; i++)
+            sum += (uint8_t)buffer[i];
+        mine += got > 0 ? got : 0;
+    }
+    timer_delete(timer);
+    amount("handler-reads", mine + handled, sizeof much);
+    result("handler-reads-sum", sum + handled_sum == wanted);
+    close(fd);
+    must("close 1");
+}
+
 int main(int argc, char **argv)
 {
     begin(argc, argv);
@@ -366,5 +473,6 @@ int main(int argc, char **argv)
     closed_meanwhile();
     interrupted();
     restarted();
+    beside_handlers();
     end();
 }

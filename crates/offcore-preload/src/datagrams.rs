@@ -86,11 +86,39 @@ pub(crate) unsafe fn receive(
 /// The buffers are the program's to be written.
 unsafe fn take(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<Option<Received>, Errno> {
     let _lock = Held::new(&session.slot.wishes.reading);
+    loop {
+        // SAFETY: the caller's promise.
+        if let Some(taken) = unsafe { take_once(session, buffers, how) }? {
+            return Ok(taken.received());
+        }
+    }
+}
+
+/// What there was.
+enum Taken {
+    Nothing,
+    Datagram(Received),
+}
+
+impl Taken {
+    fn received(self) -> Option<Received> {
+        match self {
+            Self::Nothing => None,
+            Self::Datagram(received) => Some(received),
+        }
+    }
+}
+
+/// `None`: a signal handler has read in between.
+///
+/// # Safety
+/// The buffers are the program's to be written.
+unsafe fn take_once(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<Option<Taken>, Errno> {
     let mut reader = session.reader()?;
     let mut header = [0; HEADER_LEN];
     if reader.peek(&mut header) < HEADER_LEN {
         session.settle(&reader, 0);
-        return Ok(None);
+        return Ok(Some(Taken::Nothing));
     }
     let header = Header::from_bytes(&header).ok_or(libc::EIO)?;
     let (whole, len) = (record_len(header.len), usize::from(header.len));
@@ -101,11 +129,13 @@ unsafe fn take(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<Op
     let copied = unsafe { buffers.fill(0, payload(reader.spans(), len)) };
     let left = reader.available() - whole;
     if how & libc::MSG_PEEK == 0 {
-        reader.consume(whole);
+        if !reader.consume_alone(whole) {
+            return Ok(None);
+        }
         session.settle(&reader, left);
         session.mark();
     }
-    Ok(Some(Received { copied, len, from: header.peer }))
+    Ok(Some(Taken::Datagram(Received { copied, len, from: header.peer })))
 }
 
 /// The spans of a record without its header, `len` bytes.
@@ -165,45 +195,62 @@ pub(crate) unsafe fn send(
     let header = Header { len: len as u16, peer, local };
     loop {
         // SAFETY: the caller's promise.
-        if unsafe { put(session, &header, buffers) }? {
+        let put = unsafe { put(session, &header, buffers) }?;
+        if put == Put::Done {
             return Ok(len);
         }
-        if how & libc::MSG_DONTWAIT != 0 || session.is_nonblocking() {
+        if put == Put::Interrupts || how & libc::MSG_DONTWAIT != 0 || session.is_nonblocking() {
             return Err(libc::EAGAIN);
         }
         session.wait_gate()?;
     }
 }
 
-/// Writes a datagram; `false`, and the gate is closed, when there is no room for it.
+/// What has become of a datagram.
+#[derive(PartialEq, Eq)]
+enum Put {
+    Done,
+    /// There is no room for it, and the gate is closed.
+    Full,
+    /// There is no room for it, and it may be the call that a signal handler has interrupted which has it.
+    Interrupts,
+}
+
+/// Writes a datagram.
 ///
 /// # Safety
 /// The buffers are the program's to be read.
-unsafe fn put(session: &Session, header: &Header, buffers: Buffers<'_>) -> Result<bool, Errno> {
-    let _lock = Held::new(&session.slot.wishes.writing);
-    let whole = record_len(header.len);
+unsafe fn put(session: &Session, header: &Header, buffers: Buffers<'_>) -> Result<Put, Errno> {
+    let lock = Held::new(&session.slot.wishes.writing);
     for closed in [false, true] {
-        let mut writer = session.writer(whole)?;
-        if writer.space() >= whole {
+        let turn = session.turn(&lock)?;
+        let whole = record_len(header.len);
+        if let Some(claim) = Session::claim(&turn, whole, whole) {
             let bytes = header.to_bytes();
             let head = crate::vectors::buffer(bytes.as_ptr().cast(), bytes.len());
             // SAFETY: a header of ours, and the program's buffers, as the caller promises.
             let done = unsafe {
-                let done = Buffers::one(&head).drain(0, writer.spans(bytes.len()));
-                done + buffers.drain(0, writer.spans(whole - bytes.len()))
+                let done = Buffers::one(&head).drain(0, turn.spans(claim, 0, bytes.len()));
+                done + buffers.drain(0, turn.spans(claim, bytes.len(), whole))
             };
             // What is left of 8 bytes is whatever was there: nobody reads it.
             let complete = done == bytes.len() + usize::from(header.len);
-            writer.commit(if complete { whole } else { 0 });
+            if !complete {
+                turn.cut(claim, 0);
+            }
+            drop(turn);
             session.mark();
-            return Ok(complete);
+            return Ok(if complete { Put::Done } else { Put::Full });
+        }
+        if turn.is_inner() {
+            return Ok(Put::Interrupts);
         }
         if !closed {
             session.close_gate();
         }
     }
     session.mark();
-    Ok(false)
+    Ok(Put::Full)
 }
 
 /// Length of the next datagram, 0 without one.

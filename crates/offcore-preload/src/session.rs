@@ -190,13 +190,18 @@ impl Session {
         Ok(reader)
     }
 
-    /// The side that writes. As far as there is room for them, the next `len` bytes have memory that is mapped.
-    pub(crate) fn writer(&self, len: usize) -> Result<app::Writer<Mapped>, Errno> {
-        let writer = app::Writer::new(Mapped, self.place).ok_or(libc::EIO)?;
-        if !writer.is_mapped(len) {
+    /// A turn of writing, by who has that lock.
+    pub(crate) fn turn(&self, lock: &Held<'_>) -> Result<app::Turn<Mapped>, Errno> {
+        app::Turn::new(Mapped, self.place, lock.is_nested()).ok_or(libc::EIO)
+    }
+
+    /// Claims room as [`app::Turn::claim`] does: all of it has memory that is mapped.
+    pub(crate) fn claim(turn: &app::Turn<Mapped>, least: usize, most: usize) -> Option<app::Claim> {
+        let claim = turn.claim(least, most)?;
+        if !turn.is_mapped(claim) {
             link::map_all();
         }
-        Ok(writer)
+        Some(claim)
     }
 
     /// Bytes that were written and not acknowledged.

@@ -1,11 +1,12 @@
 //! Streams: what is received and sent.
 
 use core::ffi::c_int;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::iovec;
 use offcore_session::slot::{flags, state, wish};
 
+use crate::lock::Held;
 use crate::session::Session;
 use crate::sys::{self, Errno};
 use crate::vectors::Buffers;
@@ -75,17 +76,25 @@ unsafe fn take(
     how: c_int,
 ) -> Result<(usize, bool), Errno> {
     let wishes = &session.slot.wishes;
-    let _lock = crate::lock::Held::new(&wishes.reading);
-    let mut reader = session.reader()?;
-    let available = reader.available();
-    let len = if how & libc::MSG_TRUNC != 0 {
-        available.min(buffers.len() - skip)
-    } else {
-        // SAFETY: the caller's promise.
-        unsafe { buffers.fill(skip, reader.spans()) }
+    let lock = Held::new(&wishes.reading);
+    if lock.is_nested() && wishes.moving.load(Ordering::Relaxed) != 0 {
+        return Err(libc::EAGAIN);
+    }
+    let (reader, len, available) = loop {
+        let mut reader = session.reader()?;
+        let available = reader.available();
+        let len = if how & libc::MSG_TRUNC != 0 {
+            available.min(buffers.len() - skip)
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { buffers.fill(skip, reader.spans()) }
+        };
+        // What a signal handler has read in between is gone from here.
+        if how & libc::MSG_PEEK != 0 || len == 0 || reader.consume_alone(len) {
+            break (reader, len, available);
+        }
     };
     if how & libc::MSG_PEEK == 0 && len > 0 {
-        reader.consume(len);
         tell_consumed(session, len);
         session.settle(&reader, available - len);
     } else if available == 0 {
@@ -148,7 +157,12 @@ unsafe fn send_from(session: &Session, source: Source<'_>, len: usize, how: c_in
         if is_open {
             // SAFETY: the caller's promise.
             match unsafe { put(session, source, done, len) } {
-                Ok((here, end)) => (done, ended) = (done + here, end),
+                Ok(Put { done: here, end, interrupts }) => {
+                    done += here;
+                    ended = end;
+                    // What lacks room may be held by the call that this one has interrupted.
+                    nonblocking = if interrupts { Some(true) } else { nonblocking };
+                }
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => ended = true,
             }
@@ -201,33 +215,35 @@ fn broken(how: c_int) -> Errno {
     libc::EPIPE
 }
 
-/// Writes as much as there is room for, from byte `skip` of `len` on. How much, and whether the source has no more. The gate
-/// is closed when that is not all.
+/// What was written: how much, and whether the source has no more.
+struct Put {
+    done: usize,
+    end: bool,
+    /// A signal handler has written, in the middle of another call that writes.
+    interrupts: bool,
+}
+
+/// Writes as much as there is room for, from byte `skip` of `len` on. The gate is closed when that is not all.
 ///
 /// # Safety
 /// Buffers are the program's to be read.
-unsafe fn put(
-    session: &Session,
-    source: Source<'_>,
-    skip: usize,
-    len: usize,
-) -> Result<(usize, bool), Errno> {
+unsafe fn put(session: &Session, source: Source<'_>, skip: usize, len: usize) -> Result<Put, Errno> {
     let mut done = 0;
-    let _lock = crate::lock::Held::new(&session.slot.wishes.writing);
+    let lock = Held::new(&session.slot.wishes.writing);
     loop {
         // SAFETY: the caller's promise.
-        let (mut here, mut end) = unsafe { put_once(session, source, skip + done, len) }?;
-        done += here;
-        if skip + done < len && !end {
+        let mut put = unsafe { put_once(session, &lock, source, skip + done, len) }?;
+        done += put.done;
+        if skip + done < len && !put.end && !put.interrupts {
             session.close_gate();
             // SAFETY: the caller's promise.
-            (here, end) = unsafe { put_once(session, source, skip + done, len) }?;
-            done += here;
+            put = unsafe { put_once(session, &lock, source, skip + done, len) }?;
+            done += put.done;
         }
         // With some more room there may be still more: the gate may have been opened for that.
-        if skip + done == len || end || here == 0 {
+        if skip + done == len || put.end || put.interrupts || put.done == 0 {
             session.mark();
-            return Ok((done, end));
+            return Ok(Put { done, ..put });
         }
     }
 }
@@ -236,29 +252,37 @@ unsafe fn put(
 /// Buffers are the program's to be read.
 unsafe fn put_once(
     session: &Session,
+    lock: &Held<'_>,
     source: Source<'_>,
     skip: usize,
     len: usize,
-) -> Result<(usize, bool), Errno> {
-    let mut writer = session.writer(1)?;
-    let most = len - skip;
-    let result = match source {
+) -> Result<Put, Errno> {
+    let (least, most, _signals) = match source {
         // What several threads write in short calls is not mixed.
-        Source::Buffers(_) if len <= ATOMIC && writer.space() < most => (0, Ok(false)),
-        Source::Buffers(buffers) => {
-            // SAFETY: the caller's promise; what spans give out is this writer's until it commits.
-            (unsafe { buffers.drain(skip, writer.spans(most)) }, Ok(false))
-        }
+        Source::Buffers(_) => (if len <= ATOMIC { len - skip } else { 1 }, len - skip, None),
+        // How much there is to be written is known afterwards: no handler is to write behind it before.
+        Source::File(..) => (1, (len - skip).min(FILE_CHUNK), Some(sys::Blocked::new())),
+    };
+    let turn = session.turn(lock)?;
+    let interrupts = turn.is_inner();
+    let Some(claim) = Session::claim(&turn, least, most) else {
+        return Ok(Put { done: 0, end: false, interrupts });
+    };
+    let spans = turn.spans(claim, 0, claim.len());
+    let (done, end) = match source {
+        // SAFETY: the caller's promise; what was claimed is this turn's until it is dropped.
+        Source::Buffers(buffers) => (unsafe { buffers.drain(skip, spans) }, Ok(false)),
         Source::File(file, position) => {
             let position = if position < 0 { position } else { position + skip as i64 };
-            read_file(file, position, writer.spans(most.min(FILE_CHUNK)))
+            read_file(file, position, spans)
         }
     };
-    let (done, end) = result;
-    writer.commit(done);
+    if done < claim.len() {
+        turn.cut(claim, done);
+    }
     match end {
         Err(error) if done == 0 => Err(error),
-        _ => Ok((done, end.unwrap_or(true))),
+        _ => Ok(Put { done, end: end.unwrap_or(true), interrupts }),
     }
 }
 
@@ -286,12 +310,33 @@ fn read_file<'s>(
     (done, Ok(false))
 }
 
+/// What was received is moved elsewhere than to memory until this is dropped.
+struct Moving<'a>(&'a AtomicU32);
+
+impl<'a> Moving<'a> {
+    fn new(word: &'a AtomicU32) -> Self {
+        word.store(1, Ordering::Relaxed);
+        Self(word)
+    }
+}
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+}
+
 /// Moves what was received to a pipe or file, as `splice` does.
 pub(crate) fn splice_out(session: &Session, to: c_int, len: usize) -> Result<usize, Errno> {
     loop {
         // SAFETY: no buffers.
         let nothing = unsafe { receive(session, Buffers::new(core::ptr::null(), 0)?, 0) }?;
-        let _lock = crate::lock::Held::new(&session.slot.wishes.reading);
+        let wishes = &session.slot.wishes;
+        let lock = Held::new(&wishes.reading);
+        if lock.is_nested() {
+            return Err(libc::EAGAIN);
+        }
+        let _moving = Moving::new(&wishes.moving);
         let mut reader = session.reader()?;
         let Some(span) = reader.spans().next() else {
             if session.is_over() || session.slot.flags() & flags::ENDED != 0 {

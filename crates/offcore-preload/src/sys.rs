@@ -98,6 +98,18 @@ pub(crate) fn pid() -> u32 {
     numbers(libc::SYS_getpid, [0; 6]).unwrap_or(0) as u32
 }
 
+/// A number of this thread that no other thread of the process has, made from where its thread-local memory is. It costs no
+/// system call.
+#[inline]
+pub(crate) fn thread() -> u32 {
+    let at: u64;
+    // SAFETY: the first word of a thread's memory is its own address, by the System V ABI of x86-64.
+    unsafe { asm!("mov {}, fs:0", out(reg) at, options(nostack, readonly, preserves_flags)) };
+    // It is aligned to 64 bytes. What two threads have in common after this lies 256 GiB apart.
+    let at = at >> 6;
+    (at ^ at >> 32) as u32
+}
+
 /// Sends this thread a signal.
 pub(crate) fn raise(signal: c_int) {
     let thread = numbers(libc::SYS_gettid, [0; 6]).unwrap_or(0);

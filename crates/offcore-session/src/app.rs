@@ -7,6 +7,9 @@
 
 #[cfg(feature = "stack")]
 mod file;
+mod turn;
+
+pub use turn::{Claim, Turn};
 
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
@@ -139,6 +142,18 @@ impl<M: Segments> Reader<M> {
         }
     }
 
+    /// The same, if nobody has since this reader was made: a signal handler of the thread may have read in between. `false`: it
+    /// has, and nothing was consumed.
+    #[inline]
+    pub fn consume_alone(&mut self, n: usize) -> bool {
+        let head = self.head.wrapping_add(n.min(self.available()) as u64);
+        let alone = self.slot().is_some_and(|slot| slot.rx.move_index(self.head, head));
+        if alone {
+            self.head = head;
+        }
+        alone
+    }
+
     /// Copies bytes out and consumes them. Returns how many: fewer than asked for only when there are no more.
     pub fn read(&mut self, to: &mut [u8]) -> usize {
         let done = self.peek(to);
@@ -196,14 +211,6 @@ impl<M: Segments> Writer<M> {
     #[inline]
     pub fn space(&self) -> usize {
         self.slot().map_or(0, |slot| between(self.position(), slot.tx.limit()))
-    }
-
-    /// Whether the first `len` bytes that can be written now, as far as there are so many, are in mapped segments.
-    pub fn is_mapped(&self, len: usize) -> bool {
-        let Some(slot) = self.slot() else { return false };
-        let len = len.min(self.space());
-        let there = Spans::new(&self.memory, &slot.tx, self.position(), len);
-        there.map(|span| span.len()).sum::<usize>() == len
     }
 
     /// Position in the stream of the first byte that [`Writer::spans`] gives out next.

@@ -21,7 +21,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 /// The first word of [`Hello`] and [`Welcome`].
 pub const MAGIC: u32 = u32::from_le_bytes(*b"OFFC");
 /// The second one.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Descriptors that go with one message, at most.
 pub const MOST_DESCRIPTORS: usize = 64;
 /// Bytes of an application's key.

@@ -24,6 +24,7 @@
 //! | 28 | 4 | stack | `table`: the place of the table, or 0 |
 //! | 64 | 8 | application | `index`: receive: the head, up to which it is consumed; transmit: the tail, up to which it is written |
 //! | 72 | 4 | application | `writing`: transmit: 1 while the application uses what `limit` gave it |
+//! | 80 | 8 | application | `claims`: transmit: what its calls write just now: see [`crate::app::Turn`] |
 //!
 //! **Order.** The stack stores `p0`, `small`, `table` and the table's entries, and then `edge` or `limit` with release
 //! ordering. The application loads `edge` or `limit` with acquire ordering, and the others only when that shows that
@@ -107,9 +108,10 @@ pub struct Identity {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Wishes {
-    /// Locks of the application's: who reads, and who writes. See [`crate::control::Owner`].
-    pub reading: AtomicU32,
-    pub writing: AtomicU32,
+    /// Locks of the application's: who reads, and who writes. The lower half is a [`crate::control::Owner`], and in its lowest
+    /// bit whether somebody waits; the upper half is the thread.
+    pub reading: AtomicU64,
+    pub writing: AtomicU64,
     /// Bits of [`wish`].
     pub options: AtomicU32,
     /// Seconds and count of keep-alive probes.
@@ -122,7 +124,9 @@ pub struct Wishes {
     pub untold: AtomicU32,
     /// 1 while the pair may have bytes that were announced before a read which has left data.
     pub leftover: AtomicU32,
-    rest: [AtomicU32; 7],
+    /// 1 while what was read goes elsewhere than to memory: a signal handler must not read in between.
+    pub moving: AtomicU32,
+    rest: [AtomicU32; 4],
 }
 
 /// Bits of [`Wishes::options`] and [`Wishes::told`].
@@ -213,9 +217,9 @@ impl Identity {
 
 impl Wishes {
     fn words(&self) -> impl Iterator<Item = &AtomicU32> {
-        let Self { reading, writing, options, keep_idle, keep_interval, keep_count, .. } = self;
-        let numbers = [reading, writing, options, keep_idle, keep_interval, keep_count];
-        numbers.into_iter().chain([&self.told, &self.untold, &self.leftover]).chain(&self.rest)
+        let Self { options, keep_idle, keep_interval, keep_count, told, untold, leftover, moving, .. } = self;
+        let numbers = [options, keep_idle, keep_interval, keep_count, told, untold, leftover, moving];
+        numbers.into_iter().chain(&self.rest)
     }
 }
 
@@ -231,7 +235,9 @@ pub(crate) struct Half {
     stack_rest: [AtomicU64; 4],
     index: AtomicU64,
     writing: AtomicU32,
-    app_rest: [AtomicU32; 13],
+    gap: AtomicU32,
+    pub(crate) claims: AtomicU64,
+    app_rest: [AtomicU32; 10],
 }
 
 // Loom's atomics are larger than what they stand for.
@@ -246,6 +252,7 @@ const _: () = {
     assert!(offset_of!(Half, edge) == 0 && offset_of!(Half, limit) == 8 && offset_of!(Half, p0) == 16);
     assert!(offset_of!(Half, small) == 24 && offset_of!(Half, table) == 28);
     assert!(offset_of!(Half, index) == 64 && offset_of!(Half, writing) == 72);
+    assert!(offset_of!(Half, claims) == 80);
 };
 
 /// Where the bytes of a direction are: see [`crate::layout`].
@@ -298,6 +305,8 @@ impl Slot {
         for word in words.chain(self.identity.words()).chain(self.wishes.words()) {
             word.store(0, Ordering::Relaxed);
         }
+        self.wishes.reading.store(0, Ordering::Relaxed);
+        self.wishes.writing.store(0, Ordering::Relaxed);
         self.wake.reset();
         self.rx.reset();
         self.tx.reset();
@@ -306,10 +315,10 @@ impl Slot {
 
 impl Half {
     fn reset(&self) {
-        for word in [&self.edge, &self.limit, &self.index].into_iter().chain(&self.stack_rest) {
+        for word in [&self.edge, &self.limit, &self.index, &self.claims].into_iter().chain(&self.stack_rest) {
             word.store(0, Ordering::Relaxed);
         }
-        for word in [&self.writing].into_iter().chain(&self.app_rest) {
+        for word in [&self.writing, &self.gap].into_iter().chain(&self.app_rest) {
             word.store(0, Ordering::Relaxed);
         }
         self.describe(Map::EMPTY);
@@ -382,6 +391,12 @@ impl Half {
     #[inline(always)]
     pub(crate) fn set_index(&self, index: u64) {
         self.index.store(index, Ordering::Release);
+    }
+
+    /// The application publishes its index, if that still is `from`.
+    #[inline(always)]
+    pub(crate) fn move_index(&self, from: u64, to: u64) -> bool {
+        self.index.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// The application begins to use what the limit gives it, until [`Half::stop_writing`]. Returns the limit.

@@ -82,7 +82,7 @@ fn stream() {
 
 #[test]
 fn threads() {
-    same_twice("threads", 72);
+    same_twice("threads", 77);
 }
 
 #[test]

@@ -17,6 +17,8 @@ impl Half {
             stack_rest: std::array::from_fn(|_| AtomicU64::new(0)),
             index: AtomicU64::new(0),
             writing: AtomicU32::new(0),
+            gap: AtomicU32::new(0),
+            claims: AtomicU64::new(0),
             app_rest: std::array::from_fn(|_| AtomicU32::new(0)),
         };
         half.reset();
