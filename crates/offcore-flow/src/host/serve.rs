@@ -6,6 +6,7 @@
 //! * `door`: where processes attach, and `attach`: who they are,
 //! * `application`: its processes and sessions,
 //! * `calls`: what they ask for, and `datagrams`: of datagram sockets,
+//! * `acceptor`: connections of the kernel's listeners,
 //! * `session`: what a session's application wants, and is told; `listening`: connections that come,
 //! * `pair`: both ends of a session, `peers`: whether the other one is there, `wire`: messages, `key`: what the kernel tells of.
 //!
@@ -16,6 +17,7 @@
 //! session, a message that means nothing closes its process's socket, and whatever it does not take waits in its own
 //! queues.
 
+mod acceptor;
 mod application;
 mod attach;
 mod calls;
@@ -39,9 +41,11 @@ use offcore_stats::page::Block;
 use offcore_tcp::proto::{CallError, ConnId, Event};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_getaffinity};
 
 use crate::host::{App, Calls};
 use crate::worker::task::Wakes;
+use acceptor::Acceptor;
 use application::Application;
 use counts::Seldom;
 pub use counts::ServeCounts;
@@ -108,6 +112,11 @@ pub struct Serve {
     generation: u32,
     /// Sessions that are announced at the end of the turn.
     announced: Vec<(usize, u32)>,
+    /// The processors that threads beside the workers may use, and those that are to end.
+    cpus: CpuSet,
+    ending: Vec<Acceptor>,
+    /// Applications whose threads have taken more than was looked at in a round.
+    late: Vec<usize>,
     /// Listeners whose queue was full, processes that have more to say, and whether somebody waits to be let in.
     waiting: Vec<(usize, u32)>,
     talking: Vec<Key>,
@@ -153,6 +162,9 @@ impl Serve {
             guests: VecDeque::new(),
             generation: 0,
             announced: Vec::new(),
+            cpus: sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new()),
+            ending: Vec::new(),
+            late: Vec::new(),
             waiting: Vec::new(),
             talking: Vec::new(),
             knocking: false,
@@ -201,7 +213,7 @@ impl Serve {
                 Source::Channel => self.hear(key, calls),
                 Source::Process => self.process_ended(app, key.number, key.generation, calls),
                 Source::Event => self.counts.woken += 1,
-                Source::Kernel => self.listener_may_go_on(app, key.number, key.generation, calls),
+                Source::Kernel => self.kernels_come(app, calls),
                 Source::End if !flags.contains(EventFlags::HUP) => {
                     self.listener_may_go_on(app, key.number, key.generation, calls);
                 }
@@ -216,6 +228,11 @@ impl Serve {
             self.hear(key, calls);
         }
         self.listeners_go_on(calls);
+        for app in std::mem::take(&mut self.late) {
+            self.kernels_come(app, calls);
+            self.look = true;
+        }
+        self.ending.retain(|acceptor| !acceptor.end());
     }
 
     /// A warning about something that means nothing.

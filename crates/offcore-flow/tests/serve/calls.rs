@@ -1,19 +1,17 @@
-//! Addresses, datagrams, and listeners of the kernel's.
+//! Addresses, and what is told of sessions.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 use offcore_session::Datagrams;
 use offcore_session::datagram::Header;
-use offcore_session::message::{Accepted, Call, Question, SHARE_PORT, Session};
+use offcore_session::message::{Call, Question, SHARE_PORT};
 use offcore_session::slot::state;
 use offcore_tcp::proto::AppId;
 use rustix::event::PollFlags as Bits;
 use rustix::io::Errno;
 
-use crate::process::{End, Process, bind, connect_to, listen, receive};
+use crate::process::{End, Process, bind, connect_to, listen};
 use crate::setup::world;
 
 const STREAM: u32 = 1;
@@ -140,46 +138,4 @@ fn datagrams_are_received_and_sent() {
     world.run(0.1);
     assert_eq!(world.app.counts().sessions, 0);
     process.open(&mut world, &bind(DATAGRAM, address("0.0.0.0:53"))).unwrap();
-}
-
-#[test]
-fn the_kernels_connections_come_through_the_same_queue() {
-    let (mut world, path) = world();
-    let process = Process::attach(&mut world, &path);
-    let kernel = TcpListener::bind("127.0.0.1:0").unwrap();
-    let to = kernel.local_addr().unwrap();
-    let (answer, mut descriptors) = process.ask(&mut world, &listen(80, 16), &[kernel.as_fd()]);
-    assert_eq!(answer.error, 0);
-    let listener = process.end(answer.session, descriptors.pop().unwrap());
-    let mut ours: Vec<_> = (0..30).map(|_| TcpStream::connect(to).unwrap()).collect();
-    let other = world.connect(80);
-    world.run(0.1);
-    let (mut kernels, mut stacks) = (Vec::new(), 0);
-    while kernels.len() + stacks < 31 {
-        let mut bytes = [0; Accepted::LEN];
-        match receive(listener.fd.as_fd(), &mut bytes) {
-            Ok((_, mut descriptors)) => {
-                let Accepted { session } = Accepted::from_bytes(&bytes).unwrap();
-                let fd = descriptors.pop().unwrap();
-                if session == Session::default() {
-                    kernels.push(TcpStream::from(fd));
-                } else {
-                    stacks += 1;
-                }
-            }
-            Err(_) => world.turn(),
-        }
-        assert!(world.now < 60_000_000, "{} and {stacks}", kernels.len());
-    }
-    assert_eq!((kernels.len(), stacks), (30, 1));
-    ours[7].write_all(b"hello").unwrap();
-    let from = ours[7].local_addr().unwrap();
-    let there = kernels.iter_mut().find(|stream| stream.peer_addr().unwrap() == from).unwrap();
-    let mut bytes = [0; 5];
-    there.read_exact(&mut bytes).unwrap();
-    assert_eq!(&bytes, b"hello");
-    drop((listener, kernel));
-    world.run(0.1);
-    assert!(TcpStream::connect(to).is_err(), "the stack has let go of it");
-    let _ = other;
 }

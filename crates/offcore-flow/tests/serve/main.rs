@@ -3,6 +3,7 @@
 
 mod calls;
 mod datagrams;
+mod kernels;
 mod process;
 mod processes;
 mod setup;

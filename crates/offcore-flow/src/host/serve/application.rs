@@ -12,6 +12,7 @@ use offcore_session::slot::Slot;
 use offcore_session::{Memory, Place, Segments};
 use offcore_tcp::proto::AppId;
 
+use super::acceptor::Acceptor;
 use super::session::Session;
 
 /// One application.
@@ -26,6 +27,8 @@ pub(super) struct Application {
     pub(super) shared: Shared,
     /// Wakes the stack. It is never read: each write is an event.
     pub(super) event: OwnedFd,
+    /// Where it has listeners of the kernel's.
+    pub(super) acceptor: Option<Acceptor>,
     processes: Vec<Option<Process>>,
     living: usize,
     sessions: Vec<Option<Box<Session>>>,
@@ -61,6 +64,7 @@ impl Application {
             memory,
             shared,
             event,
+            acceptor: None,
             processes: Vec::new(),
             living: 0,
             sessions: Vec::new(),

@@ -1,6 +1,6 @@
 //! What processes ask for, and what they are answered. Nothing waits: what takes time is told of by the session's end.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -10,12 +10,11 @@ use offcore_session::message::{
 };
 use offcore_session::slot::state;
 use offcore_tcp::proto::{CallError, Info};
-use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::key::{Key, Source};
+use super::key::Key;
 use super::session::{DATAGRAM, Listener, STREAM, What, number as error_number, write_addresses};
 use super::sessions::Beginning;
 use super::{Serve, wire};
@@ -322,7 +321,8 @@ impl Serve {
             address,
             port,
             shares,
-            kernel,
+            kernel: None,
+            come: VecDeque::new(),
             held: None,
             waits: false,
             armed: false,
@@ -342,7 +342,7 @@ impl Serve {
                 (number, reply)
             }
         };
-        self.begin_to_listen(app, number, backlog, calls);
+        self.begin_to_listen(app, number, backlog, kernel, calls);
         Ok(reply)
     }
 
@@ -359,17 +359,23 @@ impl Serve {
         Ok((number, Reply::of(named, None)))
     }
 
-    /// Makes room for the queue, and watches the kernel's listener.
-    fn begin_to_listen(&mut self, app: usize, number: u32, backlog: usize, calls: &mut Calls<'_>) {
-        let Self { apps, watch, .. } = self;
-        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
-        let Some(session) = application.and_then(|app| app.session(number)) else { return };
+    /// Makes room for the queue, and has the kernel's listener looked at.
+    fn begin_to_listen(
+        &mut self,
+        app: usize,
+        number: u32,
+        backlog: usize,
+        kernel: Option<OwnedFd>,
+        calls: &mut Calls<'_>,
+    ) {
+        let Some(session) = self.app(app).and_then(|app| app.session(number)) else { return };
         if let Some(ours) = session.ours() {
             super::pair::set_backlog(ours, backlog);
         }
-        if let What::Listener(Listener { kernel: Some(kernel), .. }) = &session.what {
-            let key = Key::new(Source::Kernel, app, number, session.generation);
-            let _ = watch.add(kernel.as_fd(), key, EventFlags::IN);
+        if let Some(kernel) = kernel
+            && let Err(error) = self.add_kernel(app, number, kernel)
+        {
+            self.refuse(calls.now, "connections of the kernel's do not come to a listener", error);
         }
         self.listener_goes_on(app, number, calls);
     }

@@ -25,7 +25,7 @@ pub(super) enum Source {
     /// Our end of a session, and what outlives it.
     End,
     Pipe,
-    /// A listener of the kernel's.
+    /// The thread that has an application's listeners of the kernel's.
     Kernel,
 }
 

@@ -7,18 +7,19 @@ use offcore_session::message::{Accepted, Session as Named};
 use offcore_session::slot::state;
 use offcore_tcp::proto::ConnId;
 use rustix::event::epoll::EventFlags;
-use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
 
+use super::acceptor::{Acceptor, Come, Name};
 use super::key::{Key, Source};
 use super::session::{Listener, What};
 use super::sessions::Beginning;
 use super::{Serve, wire};
 use crate::host::Calls;
 
-/// Connections of a kernel's listener that are passed on in a round, at most.
-const KERNELS: usize = 64;
+/// Applications whose thread has not ended, at most: beyond as many no new thread is started.
+const ENDING: usize = 64;
+/// What an application's thread has taken that is looked at in a round, at most.
+const KERNELS: usize = 256;
 
 /// A connection on its way to the application.
 type Passed = (Accepted, OwnedFd);
@@ -81,31 +82,85 @@ impl Serve {
         }
     }
 
-    /// The same for the kernel's connections. `false`: there may be more later.
+    /// The same for the kernel's connections that have been taken. `false`: there may be more later.
     fn pass_kernels(&mut self, app: usize, number: u32) -> bool {
-        for _ in 0..KERNELS {
+        loop {
             let Some(listener) = self.listener(app, number) else { return false };
-            let Some(kernel) = &listener.kernel else { return true };
-            // The application has it, too, and could have made it one that blocks.
-            let _ = fcntl_setfl(kernel, OFlags::NONBLOCK);
-            match accept_with(kernel, SocketFlags::CLOEXEC) {
-                Ok(fd) => {
+            match listener.come.pop_front() {
+                None => return true,
+                Some(Come::Connection(fd)) => {
                     if !self.pass(app, number, (Accepted { session: Named::default() }, fd)) {
                         return false;
                     }
                 }
-                // That one is gone; there may be others.
-                Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => {}
-                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    // It stays in the kernel's queue, and the kernel does not tell of it again.
+                // It stays in the kernel's queue, and is taken in a while.
+                Some(Come::Full) => {
                     self.wait(app, number);
                     return false;
                 }
-                Err(_) => return true,
+                Some(Come::Done) => {
+                    let Some(application) = self.app(app) else { return false };
+                    let session = application.session(number);
+                    if let Some(What::Listener(Listener { kernel: Some(kernel), .. })) =
+                        session.map(|session| &session.what)
+                        && let Some(acceptor) = &application.acceptor
+                    {
+                        acceptor.go_on(kernel);
+                    }
+                }
             }
         }
-        self.wait(app, number);
-        false
+    }
+
+    /// Adds the kernel's listener of a session.
+    pub(super) fn add_kernel(&mut self, app: usize, number: u32, kernel: OwnedFd) -> Result<(), Errno> {
+        let Self { apps, watch, cpus, ending, .. } = self;
+        let application = apps.get_mut(app).and_then(Option::as_deref_mut).ok_or(Errno::BADF)?;
+        if application.acceptor.is_none() {
+            if ending.len() >= ENDING {
+                return Err(Errno::AGAIN);
+            }
+            let acceptor = Acceptor::new(*cpus)?;
+            watch.add(acceptor.as_fd(), Key::new(Source::Kernel, app, 0, 0), EventFlags::IN)?;
+            application.acceptor = Some(acceptor);
+        }
+        let generation = application.session(number).ok_or(Errno::BADF)?.generation;
+        let acceptor = application.acceptor.as_mut().ok_or(Errno::BADF)?;
+        let kernel = acceptor.add(kernel, Name { number, generation })?;
+        if let Some(What::Listener(listener)) =
+            application.session_mut(number).map(|session| &mut session.what)
+        {
+            listener.kernel = Some(kernel);
+        }
+        Ok(())
+    }
+
+    /// A session does not listen any more.
+    pub(super) fn end_kernel(&mut self, app: usize, listener: Listener) {
+        if let Some(kernel) = listener.kernel
+            && let Some(acceptor) = self.app(app).and_then(|app| app.acceptor.as_ref())
+        {
+            acceptor.remove(kernel);
+        }
+    }
+
+    /// The thread of an application has taken connections.
+    pub(super) fn kernels_come(&mut self, app: usize, calls: &mut Calls<'_>) {
+        for _ in 0..KERNELS {
+            let come = self.app(app).and_then(|app| app.acceptor.as_ref()).and_then(Acceptor::next);
+            let Some((Name { number, generation }, come)) = come else { return };
+            let session = self.app(app).and_then(|app| app.session_mut(number));
+            // Of one that has ended meanwhile it is closed here.
+            let Some(session) = session.filter(|session| session.generation == generation) else { continue };
+            if let What::Listener(listener) = &mut session.what {
+                listener.come.push_back(come);
+                if listener.held.is_none() {
+                    self.listener_goes_on(app, number, calls);
+                }
+            }
+        }
+        // Nobody tells of what is left.
+        self.late.push(app);
     }
 
     /// A session for a connection that has come.

@@ -1,5 +1,6 @@
 //! One session, as the stack has it: what its application wants, and what it is told.
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -12,6 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use rustix::pipe::{PipeFlags, pipe_with};
 
+use super::acceptor::{Come, Kernel};
 use super::counts::ServeCounts;
 use super::{pair, wire};
 use crate::host::Calls;
@@ -46,8 +48,9 @@ pub(super) struct Listener {
     pub(super) port: u16,
     /// Whether others may listen there.
     pub(super) shares: bool,
-    /// The kernel's listener that belongs to it.
-    pub(super) kernel: Option<OwnedFd>,
+    /// The kernel's listener that belongs to it, and what has come there and is not passed on.
+    pub(super) kernel: Option<Kernel>,
+    pub(super) come: VecDeque<Come>,
     /// A message that the queue had no room for, and the end that goes with it.
     pub(super) held: Option<(Accepted, OwnedFd)>,
     /// It is among those that are looked at again, and its end tells when there is room.

@@ -212,17 +212,17 @@ impl Serve {
 
     /// A listener that was shut down has its address, and nothing else.
     fn stop_listening(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
-        let Self { apps, watch, by_listener, .. } = self;
+        let Self { apps, by_listener, .. } = self;
         let application = apps.get_mut(app).and_then(Option::as_deref_mut);
         let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
         let What::Listener(listener) = &session.what else { return };
         by_listener.remove(&listener.id);
         calls.stack.unlisten(calls.now, listener.id, calls.out);
-        if let Some(kernel) = &listener.kernel {
-            watch.remove(kernel.as_fd());
-        }
-        session.what = What::Bound(listener.address, listener.port);
+        let bound = What::Bound(listener.address, listener.port);
         slot.set_state(state::BOUND);
+        if let What::Listener(listener) = std::mem::replace(&mut session.what, bound) {
+            self.end_kernel(app, listener);
+        }
     }
 
     /// Ends a session as its application wishes.
@@ -249,9 +249,7 @@ impl Serve {
             What::Listener(listener) => {
                 self.by_listener.remove(&listener.id);
                 calls.stack.unlisten(calls.now, listener.id, calls.out);
-                if let Some(kernel) = &listener.kernel {
-                    self.watch.remove(kernel.as_fd());
-                }
+                self.end_kernel(app, listener);
                 calls.stack.give_slot(id, session.place);
             }
             What::Bound(..) => calls.stack.give_slot(id, session.place),
@@ -305,6 +303,12 @@ impl Serve {
         self.watch.remove(application.event.as_fd());
         for channel in application.channels() {
             self.watch.remove(channel);
+        }
+        if let Some(acceptor) = application.acceptor {
+            self.watch.remove(acceptor.as_fd());
+            if !acceptor.end() {
+                self.ending.push(acceptor);
+            }
         }
         calls.stack.remove_app(application.id);
     }

@@ -1,0 +1,155 @@
+//! Listeners of the kernel's that belong to sessions.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use offcore_session::message::{Accepted, Session};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_setfl};
+
+use crate::process::{Process, listen, receive};
+use crate::setup::world;
+
+#[test]
+fn the_kernels_connections_come_through_the_same_queue() {
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    let kernel = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = kernel.local_addr().unwrap();
+    let (answer, mut descriptors) = process.ask(&mut world, &listen(80, 16), &[kernel.as_fd()]);
+    assert_eq!(answer.error, 0);
+    let listener = process.end(answer.session, descriptors.pop().unwrap());
+    let mut ours: Vec<_> = (0..30).map(|_| TcpStream::connect(to).unwrap()).collect();
+    let other = world.connect(80);
+    world.run(0.1);
+    let (mut kernels, mut stacks) = (Vec::new(), 0);
+    while kernels.len() + stacks < 31 {
+        let mut bytes = [0; Accepted::LEN];
+        match receive(listener.fd.as_fd(), &mut bytes) {
+            Ok((_, mut descriptors)) => {
+                let Accepted { session } = Accepted::from_bytes(&bytes).unwrap();
+                let fd = descriptors.pop().unwrap();
+                if session == Session::default() {
+                    kernels.push(TcpStream::from(fd));
+                } else {
+                    stacks += 1;
+                }
+            }
+            // A thread takes the kernel's, in time that is not the world's.
+            Err(_) => {
+                world.turn();
+                sleep(Duration::from_millis(2));
+            }
+        }
+        assert!(world.now < 60_000_000, "{} and {stacks}", kernels.len());
+    }
+    assert_eq!((kernels.len(), stacks), (30, 1));
+    ours[7].write_all(b"hello").unwrap();
+    let from = ours[7].local_addr().unwrap();
+    let there = kernels.iter_mut().find(|stream| stream.peer_addr().unwrap() == from).unwrap();
+    let mut bytes = [0; 5];
+    there.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"hello");
+    drop((listener, kernel));
+    world.run(0.1);
+    assert!(TcpStream::connect(to).is_err(), "the stack has let go of it");
+    let _ = other;
+}
+
+/// Sets a flag when it is dropped: threads of a test that has failed end, too.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Makes accepting at `kernel` wait: takes its connections, and has the flag cleared that says otherwise. Each one comes only
+/// when the stack has gone on since the last one.
+fn hostile(kernel: &TcpListener, beats: &AtomicU64, connected: &AtomicU64, stop: &AtomicBool) {
+    let stopped = || stop.load(Ordering::Relaxed);
+    let to = kernel.local_addr().unwrap();
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !stopped() {
+                    fcntl_setfl(kernel, OFlags::empty()).unwrap();
+                }
+            });
+        }
+        let thief = scope.spawn(|| {
+            while !stopped() {
+                let mut events = [PollFd::new(kernel, PollFlags::IN)];
+                let timeout = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+                if poll(&mut events, Some(&timeout)) == Ok(1) {
+                    drop(kernel.accept());
+                }
+            }
+        });
+        let mut last = u64::MAX;
+        while !stopped() {
+            let now = beats.load(Ordering::Relaxed);
+            if now != last {
+                last = now;
+                connected.fetch_add(1, Ordering::Relaxed);
+                drop(TcpStream::connect(to));
+            }
+            thread::yield_now();
+        }
+        while !thief.is_finished() {
+            drop(TcpStream::connect(to));
+            sleep(Duration::from_millis(1));
+        }
+    });
+}
+
+#[test]
+fn an_application_that_makes_its_listener_wait_stalls_no_other() {
+    let (mut world, path) = world();
+    let good = Process::attach(&mut world, &path);
+    let listener = good.listen(&mut world, 80, 16);
+    let mut client = world.connect(80);
+    world.run(0.1);
+    let mut end = good.accept(&listener).unwrap();
+    let bad = Process::attach(&mut world, &path);
+    let kernel = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (answer, queue) = bad.ask(&mut world, &listen(81, 16), &[kernel.as_fd()]);
+    assert_eq!(answer.error, 0);
+    let (beats, connected, stop, hung) =
+        (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let _stop = Stop(&stop);
+        scope.spawn(|| hostile(&kernel, &beats, &connected, &stop));
+        scope.spawn(|| {
+            let (mut last, mut since) = (u64::MAX, Instant::now());
+            while !stop.load(Ordering::Relaxed) {
+                let now = beats.load(Ordering::Relaxed);
+                if now != last {
+                    (last, since) = (now, Instant::now());
+                } else if since.elapsed() > Duration::from_secs(10) {
+                    hung.store(true, Ordering::Relaxed);
+                    // The stack goes on with this one.
+                    drop(TcpStream::connect(kernel.local_addr().unwrap()));
+                }
+                sleep(Duration::from_millis(10));
+            }
+        });
+        let begun = Instant::now();
+        while connected.load(Ordering::Relaxed) < 1000 && !hung.load(Ordering::Relaxed) {
+            assert_eq!(world.write(&mut client, b"ping"), 4);
+            let there = world.run_until(60, |_| end.reader.available() >= 4);
+            assert!(there.is_some());
+            assert_eq!(good.read(&mut end, 100), b"ping");
+            // A queue that is full would keep the stack from accepting.
+            while receive(queue[0].as_fd(), &mut [0; Accepted::LEN]).is_ok() {}
+            beats.fetch_add(1, Ordering::Relaxed);
+            assert!(begun.elapsed() < Duration::from_secs(300));
+        }
+    });
+    assert!(!hung.load(Ordering::Relaxed), "the worker waits for a connection");
+}
