@@ -229,7 +229,7 @@ fn info(session: &Session) -> Result<libc::tcp_info, Errno> {
     let [state, rto, snd_mss, rcv_mss, unacked, rtt, rttvar, cwnd, ssthresh, retransmitted] = answer.info;
     info.tcpi_state = state as u8;
     info.tcpi_rto = rto;
-    (info.tcpi_snd_mss, info.tcpi_rcv_mss, info.tcpi_advmss) = (snd_mss, rcv_mss, rcv_mss);
+    (info.tcpi_snd_mss, info.tcpi_rcv_mss, info.tcpi_advmss) = (snd_mss, rcv_mss, snd_mss);
     info.tcpi_unacked = unacked;
     (info.tcpi_rtt, info.tcpi_rttvar) = (rtt, rttvar);
     (info.tcpi_snd_cwnd, info.tcpi_snd_ssthresh) = (cwnd, ssthresh);

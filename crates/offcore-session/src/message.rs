@@ -108,8 +108,8 @@ pub struct Answer {
     pub info: [u32; INFO],
 }
 
-/// Words of [`Answer::info`]: the state as Linux numbers it, retransmission timeout, our and the peer's segment size, bytes
-/// not acknowledged, round trip time and its variation in microseconds, congestion window and slow start threshold in
+/// Words of [`Answer::info`]: the state as Linux numbers it, retransmission timeout, our and the peer's segment size, segments
+/// sent and not acknowledged, round trip time and its variation in microseconds, congestion window and slow start threshold in
 /// segments, retransmissions.
 pub const INFO: usize = 10;
 

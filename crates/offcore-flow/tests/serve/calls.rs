@@ -47,7 +47,9 @@ fn streams_are_bound_before_they_listen_or_connect() {
     let connection = process.accept(&end).unwrap();
     let (answer, _) = process.ask(&mut world, &Question::new(Call::Info, connection.number(), 0), &[]);
     assert_eq!(answer.info[0], 1, "ESTABLISHED");
-    assert!(answer.info[2] > 1000, "{:?}", answer.info);
+    let [_, _, ours, theirs, under_way, ..] = answer.info;
+    assert!(ours > 1000 && under_way == 0, "{:?}", answer.info);
+    assert_eq!(theirs, 536, "the peer has sent no segment");
     for taken in ["10.0.0.1:80", "0.0.0.0:80"] {
         assert_eq!(refused(&mut world, &bind(STREAM, address(taken))), errno(Errno::ADDRINUSE));
     }
