@@ -24,6 +24,8 @@ use crate::switch::{Watching, plan, report, run_switch};
 
 /// MiB of an application's memory where nothing is said.
 const APP_MEMORY: u32 = 256;
+/// Connections of an application, if nothing else is said: a sixteenth of those that a stack has, and as many as its sessions.
+const APP_CONNECTIONS: u32 = 65_536;
 
 /// The examples of `offcore tcp --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
@@ -98,6 +100,10 @@ pub(crate) struct TcpArgs {
     /// MiB of memory that the connections of one application have for their data, at most [default: 256]
     #[arg(long, value_name = "MIB", requires = "serve", value_parser = clap::value_parser!(u32).range(4..=65_536))]
     pub app_memory: Option<u32>,
+
+    /// Connections, datagram sockets and listeners that one application has, at most [default: 65536]
+    #[arg(long, value_name = "N", requires = "serve", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    pub app_connections: Option<u32>,
 
     /// Who makes the copies; auto chooses by what it measures [default: offload where a queue is mapped, cpu elsewhere]
     #[arg(long, value_name = "MODE", value_parser = mode())]
@@ -291,6 +297,7 @@ fn plan(args: &TcpArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
             path: path.clone(),
             allow: args.allow_uid.clone(),
             memory: (args.app_memory.unwrap_or(APP_MEMORY) as usize) << 20,
+            connections: args.app_connections.unwrap_or(APP_CONNECTIONS) as usize,
         }),
         None => Hosted::Service(args.app.service.clone(), args.app.port),
     };
@@ -408,15 +415,20 @@ mod tests {
 
     #[test]
     fn applications_elsewhere_are_served_in_place_of_one_here() {
-        let config = planned("--serve /run/s --allow-uid 33 --allow-uid 34 --app-memory 64").unwrap();
+        let config =
+            planned("--serve /run/s --allow-uid 33 --allow-uid 34 --app-memory 64 --app-connections 100")
+                .unwrap();
         let Run::Host(Hosting { app: Hosted::Others(serve), .. }) = config.run else { panic!("{config:?}") };
-        let expected = ServeConfig { path: "/run/s".into(), allow: vec![33, 34], memory: 64 << 20 };
+        let expected =
+            ServeConfig { path: "/run/s".into(), allow: vec![33, 34], memory: 64 << 20, connections: 100 };
         assert_eq!(serve, expected);
         for (flags, expected) in [
             ("--serve /run/s --app sink", "cannot be used with"),
             ("--allow-uid 33", "--serve"),
             ("--app-memory 64", "--serve"),
             ("--serve /run/s --app-memory 1", "4..=65536"),
+            ("--app-connections 9", "--serve"),
+            ("--serve /run/s --app-connections 0", "1..=1048576"),
             ("--serve /run/s --lcores 0,1", "served by one lcore"),
         ] {
             let error = planned(flags).unwrap_err();

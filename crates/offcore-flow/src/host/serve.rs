@@ -68,6 +68,9 @@ pub struct ServeConfig {
     pub allow: Vec<u32>,
     /// Bytes of FIFOs of one application, at most.
     pub memory: usize,
+    /// Connections, datagram sockets and listeners of one application, at most, with those that it has not accepted, or has left
+    /// behind; a listener counts as two, by its queue and by its session.
+    pub connections: usize,
 }
 
 /// Why a server cannot begin.

@@ -4,19 +4,21 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use offcore_flow::host::App;
 use offcore_flow::host::serve::ServeError;
 use offcore_port::Wake;
 use offcore_session::control::Owner;
 use offcore_session::message::{Call, Hello, KEY, NONE, Question, VERSION};
+use offcore_session::slot::wish;
 use offcore_tcp::proto::Config;
 use rustix::event::PollFlags as Bits;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use crate::process::{Process, bits, greet, hear, knock, listen, receive, send_with};
-use crate::setup::{path, serve, serve_also, world};
+use crate::process::{Process, bind, bits, connect_to, greet, hear, knock, listen, receive, send_with};
+use crate::setup::{path, serve, serve_also, world, world_of_few};
 use crate::world::World;
 
 #[test]
@@ -192,4 +194,34 @@ fn a_sleeping_worker_wakes() {
     assert!(!is_woken(&mut world));
     let _socket = knock(&path);
     assert!(is_woken(&mut world));
+}
+
+#[test]
+fn an_application_has_as_many_connections_as_it_may_and_no_more() {
+    let (mut world, path) = world_of_few(5);
+    let greedy = Process::attach(&mut world, &path);
+    let listener = greedy.listen(&mut world, 80, 16);
+    let clients: Vec<_> = (0..5).map(|_| world.connect(80)).collect();
+    world.run(1.0);
+    let mut accepted: Vec<_> = std::iter::from_fn(|| greedy.accept(&listener)).collect();
+    assert_eq!((clients.len(), accepted.len()), (5, 3), "a listener counts as two");
+    let refused = Some(Errno::NOBUFS.raw_os_error() as u32);
+    for kind in [1, 2] {
+        assert_eq!(greedy.open(&mut world, &bind(kind, "10.0.0.1:0".parse().unwrap())).err(), refused);
+    }
+    assert_eq!(greedy.open(&mut world, &connect_to("10.0.0.2:9".parse().unwrap())).err(), refused);
+    assert_eq!(greedy.open(&mut world, &listen(81, 16)).err(), refused);
+    // Another application has its own.
+    let other = Process::attach(&mut world, &path);
+    let theirs = other.listen(&mut world, 81, 16);
+    world.connect(81);
+    world.run(1.0);
+    assert!(other.accept(&theirs).is_some());
+    // What is over counts no more: the connection that was not let in tries again.
+    let slot = accepted[0].slot();
+    slot.wishes.options.store(wish::RESET, Ordering::Release);
+    drop(accepted.remove(0));
+    world.run(10.0);
+    assert!(greedy.accept(&listener).is_some());
+    assert_eq!(greedy.open(&mut world, &listen(82, 16)).err(), refused);
 }

@@ -22,8 +22,19 @@ pub(crate) fn serve(path: &Path) -> Result<Serve, ServeError> {
 
 /// A server that lets in these users, too.
 pub(crate) fn serve_also(path: &Path, allow: &[u32]) -> Result<Serve, ServeError> {
-    let config = ServeConfig { path: path.to_owned(), allow: allow.to_vec(), memory: 64 << 20 };
+    let path = path.to_owned();
+    open(ServeConfig { path, allow: allow.to_vec(), memory: 64 << 20, connections: 1 << 16 })
+}
+
+fn open(config: ServeConfig) -> Result<Serve, ServeError> {
     Serve::open(config, Block::private(&ServeCounts::NAMES))
+}
+
+/// A stack whose applications have few connections, and a peer.
+pub(crate) fn world_of_few(connections: usize) -> (World<Serve>, PathBuf) {
+    let path = path();
+    let config = ServeConfig { path: path.clone(), allow: Vec::new(), memory: 64 << 20, connections };
+    (World::new(open(config).unwrap(), Config::default()), path)
 }
 
 /// A stack that serves, and a peer.

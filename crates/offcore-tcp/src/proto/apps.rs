@@ -18,6 +18,12 @@ impl Stack {
         self.arenas.add(memory)
     }
 
+    /// How many connections, datagram sockets, listeners and addresses without any of them an application may have, those included
+    /// that nobody has accepted, and that are still ending. The stack's own process has as many as there can be.
+    pub fn limit_app(&mut self, app: AppId, most: usize) {
+        self.arenas.limit(app, most);
+    }
+
     /// The application is gone: it opens nothing any more. What it has open is to be closed as ever. Its memory is unmapped,
     /// and its number may be another's, when its last connection, socket and listener, and the last copy to or from them,
     /// are over. Of [`AppId::OWN`] nothing changes.

@@ -19,8 +19,9 @@ pub(super) struct App {
     pub arena: Arena,
     /// Its connections that wait for memory.
     pub shortage: Shortage,
-    /// Connections, sockets and listeners that it has, or has left behind.
+    /// Connections, sockets and listeners that it has, or has left behind; and how many there may be.
     users: usize,
+    limit: usize,
     /// It opens nothing any more.
     gone: bool,
     /// The system has no more memory for it.
@@ -30,7 +31,14 @@ pub(super) struct App {
 impl App {
     fn new(memory: usize) -> Result<Box<Self>, MemoryError> {
         let arena = memory::arena(memory)?;
-        Ok(Box::new(Self { arena, shortage: Shortage::default(), users: 0, gone: false, grown_out: false }))
+        Ok(Box::new(Self {
+            arena,
+            shortage: Shortage::default(),
+            users: 0,
+            limit: usize::MAX,
+            gone: false,
+            grown_out: false,
+        }))
     }
 
     /// Adds memory when an eighth of it is left, some milliseconds' work, until there is as much as may be. Whether it has
@@ -83,6 +91,19 @@ impl Arenas {
     pub(super) fn is_open(&self, app: AppId) -> bool {
         let this = self.apps.get(app.number() as usize).and_then(Option::as_deref);
         this.is_some_and(|this| !this.gone)
+    }
+
+    /// How many connections, sockets and listeners the application may have.
+    pub(super) fn limit(&mut self, app: AppId, users: usize) {
+        if let Some(this) = self.place(app) {
+            this.limit = users;
+        }
+    }
+
+    /// Whether it may have one more.
+    pub(super) fn may_enter(&self, app: AppId) -> bool {
+        let this = self.apps.get(app.number() as usize).and_then(Option::as_deref);
+        this.is_some_and(|this| this.users < this.limit)
     }
 
     /// The application has one more connection, socket or listener.

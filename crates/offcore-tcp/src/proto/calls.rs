@@ -50,7 +50,7 @@ impl Stack {
     /// connections are spread over them by a keyed hash of their two ends.
     ///
     /// # Errors
-    /// [`CallError::NotOurs`], [`CallError::InUse`], [`CallError::NoPort`], [`CallError::NoApp`].
+    /// [`CallError::NotOurs`], [`CallError::InUse`], [`CallError::NoPort`], [`CallError::NoApp`], [`CallError::TooMany`].
     pub fn listen(
         &mut self,
         app: AppId,
@@ -64,6 +64,9 @@ impl Stack {
         }
         if !address.is_none_or(|address| address.is_unspecified() || self.net.has(address)) {
             return Err(CallError::NotOurs);
+        }
+        if !self.arenas.may_enter(app) {
+            return Err(CallError::TooMany);
         }
         let backlog = backlog.clamp(1, u16::MAX.into());
         let port = match port {

@@ -394,6 +394,9 @@ impl Stack {
         entry: Option<Entry>,
     ) -> Option<ConnId> {
         let key = tcb.key;
+        if !self.arenas.may_enter(app) {
+            return None;
+        }
         let arena = &mut self.arenas[app];
         let mut conn = Conn::new(tcb, app, arena)?;
         conn.listener = listener;

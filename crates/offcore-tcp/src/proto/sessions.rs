@@ -46,7 +46,7 @@ impl Stack {
     /// A slot without a connection, of a session that has an address and nothing else. It goes back by
     /// [`give_slot`](Self::give_slot); until then the memory of `app` stays.
     pub fn take_slot(&mut self, app: AppId) -> Option<Place> {
-        if !self.arenas.is_open(app) {
+        if !self.arenas.is_open(app) || !self.arenas.may_enter(app) {
             return None;
         }
         let slot = self.arenas[app].take_slot()?;

@@ -53,7 +53,7 @@ impl Stack {
             port if in_use(port) => return Err(CallError::InUse),
             port => port,
         };
-        if self.udp.len() >= MOST {
+        if self.udp.len() >= MOST || !self.arenas.may_enter(app) {
             return Err(CallError::TooMany);
         }
         let arena = &mut self.arenas[app];

@@ -129,6 +129,7 @@ impl Serve {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         self.watch.add(event.as_fd(), Key::new(Source::Event, at, 0, 0), EventFlags::IN)?;
         let id = calls.stack.add_app(self.config.memory).map_err(|_| Errno::NOMEM)?;
+        calls.stack.limit_app(id, self.config.connections);
         let memory = Arc::clone(calls.stack.memory(id));
         if at == self.apps.len() {
             self.apps.push(None);
