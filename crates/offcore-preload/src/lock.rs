@@ -17,6 +17,8 @@ use crate::sys;
 /// Somebody waits.
 const WAITED_FOR: u64 = 1;
 const SPINS: u32 = 200;
+/// Waits of a hundredth of a second, at most, for the stack, which has a lock for some instructions.
+const STACK_WAITS: u32 = 500;
 
 /// A lock that is held until this is dropped.
 pub(crate) struct Held<'a> {
@@ -63,7 +65,12 @@ fn wait(word: &AtomicU64, me: u64) -> bool {
         if found & !WAITED_FOR == me && holder.is_some_and(link::lives) {
             return false;
         }
-        let gone = found != 0 && spin >= SPINS && !holder.is_some_and(link::lives);
+        let lives = holder.is_some_and(|holder| match holder {
+            // It may have died in those instructions, and is not told of.
+            Owner::STACK => spin < SPINS + STACK_WAITS,
+            holder => link::lives(holder),
+        });
+        let gone = found != 0 && spin >= SPINS && !lives;
         if found == 0 || gone {
             // Others may wait still.
             let taken = mine | found & WAITED_FOR;

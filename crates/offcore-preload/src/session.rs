@@ -278,9 +278,20 @@ impl Session {
     /// session is to be marked, after this.
     pub(crate) fn close_gate(&self) {
         for _ in 0..link::gate() {
-            let _ = sys::send_byte(self.fd);
+            self.put_gate();
         }
         self.slot.wake.want_room();
+    }
+
+    /// Puts a byte into the pair, if there is room. It is counted: other bytes there are data.
+    fn put_gate(&self) -> bool {
+        let gates = &self.slot.wishes.gates;
+        gates.fetch_add(1, Ordering::AcqRel);
+        let put = sys::send_byte(self.fd).is_ok();
+        if !put {
+            gates.fetch_sub(1, Ordering::AcqRel);
+        }
+        put
     }
 
     /// Waits until the gate, which is closed, is opened. A signal ends it that has come since signals were blocked.
@@ -305,14 +316,18 @@ impl Session {
     pub(crate) fn wait_gate(&self) -> Result<(), Errno> {
         // Only a pair that takes nothing more makes the last byte wait. The stack is told after that: what it opens now lets
         // the byte through.
-        while sys::send_byte(self.fd).is_ok() {}
+        while self.put_gate() {}
         self.slot.wake.want_room();
         self.mark();
         let byte = [0u8];
+        self.slot.wishes.gates.fetch_add(1, Ordering::AcqRel);
         // By libc: a thread that is cancelled ends here.
         // SAFETY: one byte that lives until the call returns.
         let waited = unsafe { real::send(self.fd, byte.as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
         let waited = sys::of_libc(waited).map(drop);
+        if waited.is_err() {
+            self.slot.wishes.gates.fetch_sub(1, Ordering::AcqRel);
+        }
         // The byte itself closes the gate again.
         self.slot.wake.want_room();
         self.mark();

@@ -128,9 +128,10 @@ impl Processes {
         self.generations[number % PROCESSES].store(generation, Ordering::Release);
     }
 
-    /// Whether the holder of a lock lives.
+    /// Whether the holder of a lock lives. The stack does, and has a lock for some instructions only.
     pub fn lives(&self, owner: Owner) -> bool {
-        self.generations[owner.number() % PROCESSES].load(Ordering::Acquire) == owner.generation()
+        owner == Owner::STACK
+            || self.generations[owner.number() % PROCESSES].load(Ordering::Acquire) == owner.generation()
     }
 }
 
@@ -143,6 +144,9 @@ const NUMBER_BITS: u32 = PROCESSES.trailing_zeros();
 impl Owner {
     /// Generations are from 1 to this; then 1 comes again. The lowest bit of a lock says that somebody waits.
     pub const GENERATIONS: u32 = (1 << (31 - NUMBER_BITS)) - 1;
+
+    /// The stack: no process has this number.
+    pub const STACK: Self = Self(1 << NUMBER_BITS | (PROCESSES as u32 - 1));
 
     /// Process `number` of that generation; `None` where either is out of range.
     pub fn new(number: usize, generation: u32) -> Option<Self> {

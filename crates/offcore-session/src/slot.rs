@@ -126,7 +126,9 @@ pub struct Wishes {
     pub leftover: AtomicU32,
     /// 1 while what was read goes elsewhere than to memory: a signal handler must not read in between.
     pub moving: AtomicU32,
-    rest: [AtomicU32; 4],
+    /// Bytes that the application has put into the pair to close its gate. What else is there is data.
+    pub gates: AtomicU32,
+    rest: [AtomicU32; 3],
 }
 
 /// Bits of [`Wishes::options`] and [`Wishes::told`].
@@ -217,9 +219,9 @@ impl Identity {
 
 impl Wishes {
     fn words(&self) -> impl Iterator<Item = &AtomicU32> {
-        let Self { options, keep_idle, keep_interval, keep_count, told, untold, leftover, moving, .. } = self;
-        let numbers = [options, keep_idle, keep_interval, keep_count, told, untold, leftover, moving];
-        numbers.into_iter().chain(&self.rest)
+        let Self { options, keep_idle, keep_interval, keep_count, told, untold, .. } = self;
+        let numbers = [options, keep_idle, keep_interval, keep_count, told, untold];
+        numbers.into_iter().chain([&self.leftover, &self.moving, &self.gates]).chain(&self.rest)
     }
 }
 

@@ -104,4 +104,4 @@ macro_rules! on_stack {
     };
 }
 
-on_stack! { connect descriptors ending epoll files fortify listen options polling processes servers stream threads udp }
+on_stack! { connect descriptors ending epoll files fortify listen options polling processes servers stdio stream threads udp }

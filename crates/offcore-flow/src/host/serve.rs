@@ -8,6 +8,7 @@
 //! * `calls`: what they ask for, and `datagrams`: of datagram sockets,
 //! * `acceptor`: connections of the kernel's listeners,
 //! * `session`: what a session's application wants, and is told; `listening`: connections that come,
+//! * `raw`: what is written to a session without the library,
 //! * `pair`: both ends of a session, `peers`: whether the other one is there, `wire`: messages, `key`: what the kernel tells of.
 //!
 //! A worker that is busy makes no system call for this in a round in which nobody asks for anything: marks are words in
@@ -28,6 +29,7 @@ mod key;
 mod listening;
 mod pair;
 mod peers;
+mod raw;
 mod session;
 mod sessions;
 mod wire;
@@ -131,8 +133,11 @@ pub struct Serve {
     events: Vec<(Key, EventFlags)>,
     counts: ServeCounts,
     stats: Block,
+    /// Sessions with data in their pairs that waits.
+    raws: Vec<raw::Waiting>,
     refusals: Seldom,
     misuses: Seldom,
+    losses: Seldom,
 }
 
 impl Serve {
@@ -179,6 +184,8 @@ impl Serve {
             stats,
             refusals: Seldom::default(),
             misuses: Seldom::default(),
+            losses: Seldom::default(),
+            raws: Vec::new(),
         })
     }
 
@@ -218,6 +225,9 @@ impl Serve {
                 Source::Event => self.counts.woken += 1,
                 Source::Kernel => self.kernels_come(app, calls),
                 Source::End if !flags.contains(EventFlags::HUP) => {
+                    if flags.contains(EventFlags::IN) {
+                        self.bytes_come(app, key.number, key.generation, calls);
+                    }
                     self.listener_may_go_on(app, key.number, key.generation, calls);
                 }
                 Source::End | Source::Pipe => self.hung_up(app, key.number, key.generation, calls),
@@ -231,6 +241,7 @@ impl Serve {
             self.hear(key, calls);
         }
         self.listeners_go_on(calls);
+        self.raws_go_on(calls);
         for app in std::mem::take(&mut self.late) {
             self.kernels_come(app, calls);
             self.look = true;

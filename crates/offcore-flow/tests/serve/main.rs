@@ -6,6 +6,7 @@ mod datagrams;
 mod kernels;
 mod process;
 mod processes;
+mod raw;
 mod setup;
 mod streams;
 #[path = "../apps/world.rs"]

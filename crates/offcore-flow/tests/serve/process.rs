@@ -208,6 +208,7 @@ impl Process {
         let written = end.writer.write(bytes);
         if written < bytes.len() {
             for _ in 0..self.welcome.gate {
+                end.slot().wishes.gates.fetch_add(1, Ordering::Relaxed);
                 send(&end.fd, &[0], SendFlags::DONTWAIT).unwrap();
             }
             end.slot().wake.want_room();

@@ -27,7 +27,7 @@ fn reset() -> Bits {
 }
 
 /// A process, and a connection that it has accepted at port 80.
-fn accepted() -> (World<Serve>, Process, End, End, Client) {
+pub(crate) fn accepted() -> (World<Serve>, Process, End, End, Client) {
     let (mut world, path) = crate::setup::world();
     let process = Process::attach(&mut world, &path);
     let listener = process.listen(&mut world, 80, 16);

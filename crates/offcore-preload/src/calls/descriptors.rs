@@ -119,6 +119,9 @@ fn duplicate(from: c_int, to: c_int, duplicate: impl FnOnce() -> c_int) -> c_int
         if old.is_some() {
             link::look();
         }
+        if to == libc::STDIN_FILENO && new.is_some() {
+            super::stdio::input();
+        }
     }
     duplicated
 }

@@ -76,6 +76,20 @@ pub(crate) fn standard() {
     }
 }
 
+/// A session is put in the place of the standard input: glibc's own stream would read what lies in the pair. What its other
+/// streams write there is sent by the stack.
+pub(crate) fn input() {
+    if session::get(libc::STDIN_FILENO).is_some() {
+        // SAFETY: a string; glibc's variable, which a program that changes its standard input does not use at that time.
+        unsafe {
+            let file = fdopen(libc::STDIN_FILENO, c"r".as_ptr());
+            if !file.is_null() {
+                stdin = file;
+            }
+        }
+    }
+}
+
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     if session::get(fd).is_none() {

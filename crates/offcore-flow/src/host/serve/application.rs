@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use offcore_session::control::{Owner, PROCESSES, SESSIONS};
+use offcore_session::control::{Owner, PROCESSES, Processes, SESSIONS};
 use offcore_session::message::KEY;
 use offcore_session::shared::Shared;
 use offcore_session::slot::Slot;
@@ -94,7 +94,8 @@ impl Application {
     pub(super) fn add_process(&mut self, process: Process) -> Option<(usize, Owner)> {
         let free = self.processes.iter().position(Option::is_none);
         let number = free.unwrap_or(self.processes.len());
-        let owner = Owner::new(number, process.generation).filter(|_| number < PROCESSES)?;
+        let owner = Owner::new(number, process.generation)
+            .filter(|owner| owner.word() % (PROCESSES as u32) != Owner::STACK.word() % (PROCESSES as u32))?;
         self.shared.processes().set(number, process.generation);
         if number == self.processes.len() {
             self.processes.push(None);
@@ -166,6 +167,13 @@ impl Application {
         let session = self.sessions.get_mut(number as usize)?.as_deref_mut()?;
         let slot = self.memory.slot(session.place)?;
         Some((session, slot))
+    }
+
+    /// The same, and which processes live.
+    pub(super) fn all(&mut self, number: u32) -> Option<(&mut Session, &Slot, &Processes)> {
+        let session = self.sessions.get_mut(number as usize)?.as_deref_mut()?;
+        let slot = self.memory.slot(session.place)?;
+        Some((session, slot, self.shared.processes()))
     }
 
     pub(super) fn remove_session(&mut self, number: u32) -> Option<Box<Session>> {

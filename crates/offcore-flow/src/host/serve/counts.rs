@@ -12,6 +12,9 @@ counters! {
         tokens,
         /// Gates that were opened.
         gates,
+        /// Bytes that were written without the library and sent, and those that could not be.
+        relayed,
+        unsent,
         /// Times that an application woke the worker up.
         woken,
         /// Processes that were not let in, and connections that were reset for want of descriptors, numbers or memory.

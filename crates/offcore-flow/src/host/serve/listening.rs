@@ -241,7 +241,8 @@ impl Serve {
         if std::mem::replace(&mut listener.armed, on) != on
             && let Some(ours) = session.ours()
         {
-            let _ = watch.change(ours, key, if on { EventFlags::OUT } else { EventFlags::empty() });
+            let _ =
+                watch.change(ours, key, if on { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN });
         }
     }
 }

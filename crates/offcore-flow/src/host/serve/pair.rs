@@ -59,7 +59,7 @@ impl Pairs {
             }
             put(pair.app.as_fd())?;
             if !shows_out(pair.app.as_fd())? {
-                open_gate(pair.ours.as_fd());
+                open_gate(pair.ours.as_fd(), GATE);
                 let opened = shows_out(pair.app.as_fd())? && ioctl_fionread(&pair.ours)? == 1;
                 return Ok(opened.then_some(gate));
             }
@@ -105,18 +105,29 @@ pub(super) fn put_token(ours: BorrowedFd<'_>) {
     let _ = put(ours);
 }
 
-/// Opens the gate: reads all but one byte. Blocking calls may have written more than what closes it.
-pub(super) fn open_gate(ours: BorrowedFd<'_>) {
-    let Ok(there) = ioctl_fionread(ours) else { return };
+/// Opens the gate: reads all but one byte. Blocking calls may have written more than what closes it. How many were read, and how
+/// many of them were none of a gate's. `None`: there are more than `gates`, so that data is among them, and nothing was read.
+pub(super) fn open_gate(ours: BorrowedFd<'_>, gates: u32) -> Option<(u32, u32)> {
+    let there = ioctl_fionread(ours).unwrap_or(0);
     let mut left = usize::try_from(there).unwrap_or(0).saturating_sub(1);
-    let mut bytes = [0; 64];
+    if left > gates as usize {
+        return None;
+    }
+    let (mut bytes, mut taken, mut data) = ([0; 64], 0, 0);
     while left > 0 {
         let at_most = left.min(bytes.len());
         match recv(ours, &mut bytes[..at_most], RecvFlags::DONTWAIT) {
-            Ok((read, _)) if read > 0 => left -= read.min(left),
-            _ => return,
+            Ok((read, _)) if read > 0 => {
+                // The first byte of the pair was looked at before.
+                let new = if taken == 0 { 1 } else { 0 };
+                data += bytes[new..read].iter().filter(|byte| **byte != 0).count() as u32;
+                left -= read.min(left);
+                taken += read as u32;
+            }
+            _ => break,
         }
     }
+    Some((taken, data))
 }
 
 /// Lets about `messages` messages lie in a listener's queue, as far as this process may.
@@ -146,14 +157,14 @@ mod tests {
                 put(pair.app.as_fd()).unwrap();
             }
             assert!(!shows(&pair));
-            open_gate(pair.ours.as_fd());
+            let _ = open_gate(pair.ours.as_fd(), 99);
             assert!(shows(&pair));
         }
         let pair = pairs.pair(true).unwrap();
         assert!(!shows(&pair));
-        open_gate(pair.ours.as_fd());
+        let _ = open_gate(pair.ours.as_fd(), 99);
         assert!(shows(&pair));
-        open_gate(pair.ours.as_fd());
+        let _ = open_gate(pair.ours.as_fd(), 99);
         assert_eq!(ioctl_fionread(&pair.ours), Ok(1), "the byte over which it closes stays");
     }
 }

@@ -82,6 +82,9 @@ pub(super) struct Session {
     hung: bool,
     /// The gate is to be opened when there is room, whatever the application has said.
     opens: bool,
+    /// Bytes of gates that were put into the pair by the stack, and not taken out yet; less those of the application's that
+    /// were.
+    gates: u32,
     /// It is among those that are announced at the end of the turn.
     pub(super) queued: bool,
 }
@@ -96,8 +99,15 @@ pub(super) enum Ending {
 }
 
 impl Session {
-    pub(super) fn new(place: Place, generation: u32, cookie: u64, what: What, ours: OwnedFd) -> Self {
+    pub(super) fn new(
+        place: Place,
+        generation: u32,
+        cookie: u64,
+        what: What,
+        (ours, gates): (OwnedFd, u32),
+    ) -> Self {
         Self {
+            gates,
             place,
             generation,
             cookie,
@@ -138,7 +148,17 @@ impl Session {
         self.ours().is_some_and(pair::has_hung_up)
     }
 
-    fn is_over(&self) -> bool {
+    /// Bytes of gates that may be in the pair.
+    pub(super) fn gates(&self, slot: &Slot) -> u32 {
+        slot.wishes.gates.load(Ordering::Acquire).wrapping_add(self.gates)
+    }
+
+    /// So many of them were taken out.
+    pub(super) fn count_gates(&mut self, taken: u32) {
+        self.gates = self.gates.wrapping_sub(taken);
+    }
+
+    pub(super) fn is_over(&self) -> bool {
         self.flags & flags::OVER != 0
     }
 
@@ -251,7 +271,7 @@ impl Session {
             }
         }
         if slot.wake.open() | std::mem::take(&mut self.opens) {
-            self.open_gate(counts);
+            self.open_gate(slot, counts);
         }
     }
 
@@ -274,13 +294,21 @@ impl Session {
     /// Opens the gate, whoever waits.
     pub(super) fn open(&mut self, slot: &Slot, counts: &mut ServeCounts) {
         slot.wake.open();
-        self.open_gate(counts);
+        self.open_gate(slot, counts);
     }
 
-    fn open_gate(&self, counts: &mut ServeCounts) {
+    /// Where data lies among its bytes the gate opens when that is taken: see [`raw`](super::raw).
+    fn open_gate(&mut self, slot: &Slot, counts: &mut ServeCounts) {
         if let Some(ours) = self.ours() {
-            pair::open_gate(ours);
-            counts.gates += 1;
+            let at_most = self.gates(slot);
+            match pair::open_gate(ours, at_most) {
+                Some((taken, data)) => {
+                    self.count_gates(taken);
+                    counts.unsent += u64::from(data);
+                    counts.gates += 1;
+                }
+                None => self.opens = true,
+            }
         }
     }
 

@@ -46,10 +46,12 @@ impl Serve {
         let number = application.next_number().ok_or(Errno::MFILE)?;
         let slot = application.slot(place).ok_or(Errno::NOMEM)?;
         let datagrams = matches!(what, What::Datagrams(_));
-        let pair = self.pairs.pair(state != state::OPEN && !datagrams)?;
+        let closed = state != state::OPEN && !datagrams;
+        let gates = if closed { self.pairs.gate } else { 0 };
+        let pair = self.pairs.pair(closed)?;
         let cookie = socket_cookie(&pair.app)?;
         let key = Key::new(Source::End, app, number, generation);
-        self.watch.add(pair.ours.as_fd(), key, EventFlags::empty())?;
+        self.watch.add(pair.ours.as_fd(), key, EventFlags::IN)?;
         let identity = &slot.identity;
         identity.number.store(number, Ordering::Relaxed);
         identity.generation.store(generation, Ordering::Relaxed);
@@ -64,7 +66,7 @@ impl Serve {
             What::Listener(listener) => drop(self.by_listener.insert(listener.id, (app, number))),
             What::Bound(..) | What::Gone => {}
         }
-        let session = Session::new(place, generation, cookie, what, pair.ours);
+        let session = Session::new(place, generation, cookie, what, (pair.ours, gates));
         let application = self.app(app).ok_or(Errno::BADF)?;
         application.add_session(Box::new(session));
         Ok(Made { number, named: Named { place: place.number(), generation }, end: pair.app })
@@ -182,8 +184,10 @@ impl Serve {
             self.look_at(app, number, calls);
             return self.stop_listening(app, number, calls);
         }
-        self.close(app, number, calls);
-        self.end_when_over(app, calls);
+        if self.may_close(app, number, generation, calls) {
+            self.close(app, number, calls);
+            self.end_when_over(app, calls);
+        }
     }
 
     /// Ends what has a port and no descriptor of an application's any more: the kernel may not have told of it yet when a

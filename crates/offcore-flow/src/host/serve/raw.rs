@@ -1,0 +1,277 @@
+//! What is written to a session's descriptor without the library: by functions of glibc that make system calls of their own,
+//! and by programs that were not preloaded. It lies in the pair, among the bytes that close the gate, and is sent like
+//! everything else.
+//!
+//! The library counts the bytes by which it closes the gate, which are zeros. Other bytes are such data, and zeros beyond that
+//! count; an application that counts wrongly spoils its own stream. The first byte of the pair has been looked at: it stays
+//! there, so that our end closes over it.
+//!
+//! What is written lies behind what the library has written before. For that the stack takes the application's lock, if nobody
+//! has it: it never waits for one.
+
+use std::os::fd::BorrowedFd;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arrayvec::ArrayVec;
+use offcore_session::Memory;
+use offcore_session::app::Turn;
+use offcore_session::control::{Owner, Processes};
+use offcore_session::slot::{Slot, state, wish};
+use offcore_tcp::proto::ConnId;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+
+use super::Serve;
+use super::session::{Session, What};
+use crate::host::Calls;
+
+/// Bytes that are looked at at once, and how often in a round.
+const CHUNK: usize = 2048;
+const CHUNKS: usize = 4;
+/// How long a session whose application is gone waits for room, in microseconds.
+const LAST: u64 = 60_000_000;
+
+/// Sessions that have such data and no room for it, or whose lock somebody has: they are looked at again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    app: usize,
+    number: u32,
+    generation: u32,
+    /// It ends when its data is written, or at this time.
+    ends: Option<u64>,
+}
+
+/// Where the bytes go.
+enum To {
+    Stream(ConnId),
+    /// It is being connected.
+    Later,
+    /// It has no stream that they could be sent by.
+    Nowhere,
+}
+
+fn to(session: &Session, slot: &Slot) -> To {
+    let ended = session.is_over() || slot.wishes.options.load(Ordering::Acquire) & wish::END != 0;
+    match session.what {
+        What::Stream(_) if ended => To::Nowhere,
+        What::Stream(conn) if slot.state() == state::OPEN => To::Stream(conn),
+        What::Stream(_) => To::Later,
+        _ => To::Nowhere,
+    }
+}
+
+/// A lock of an application's that the stack has.
+struct Held<'a>(&'a AtomicU64);
+
+impl<'a> Held<'a> {
+    /// Takes it, unless somebody has it who lives.
+    fn new(word: &'a AtomicU64, processes: &Processes) -> Option<Self> {
+        let found = word.load(Ordering::Relaxed);
+        let holder = Owner::from_word(found as u32 >> 1);
+        let free = found == 0 || !holder.is_some_and(|holder| processes.lives(holder));
+        // Who waits sees that a bit is gone and sets it again, or looks in a hundredth of a second.
+        let mine = u64::from(Owner::STACK.word()) << 1 | found & 1;
+        let taken = free && word.compare_exchange(found, mine, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        taken.then(|| Self(word))
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        // Nobody is woken up: waits for this lock end by themselves, and this is rare.
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+/// The bytes of a chunk that are no gate's, and where the chunk ends that has the first so many of them.
+struct Sorted {
+    data: ArrayVec<u8, CHUNK>,
+    ends: ArrayVec<u16, CHUNK>,
+}
+
+impl Sorted {
+    fn new(bytes: &[u8], mut gates: u32) -> Self {
+        let mut sorted = Self { data: ArrayVec::new(), ends: ArrayVec::new() };
+        for (byte, end) in bytes.iter().zip(1..) {
+            if *byte == 0 && gates > 0 {
+                gates -= 1;
+            } else if sorted.data.try_push(*byte).is_err() || sorted.ends.try_push(end).is_err() {
+                break;
+            }
+        }
+        sorted
+    }
+}
+
+/// Takes the first `len` bytes of a pair.
+fn consume(ours: BorrowedFd<'_>, mut len: usize) {
+    let mut bytes = [0; CHUNK];
+    while len > 0 {
+        match recv(ours, &mut bytes[..len.min(CHUNK)], RecvFlags::DONTWAIT) {
+            Ok((read @ 1.., _)) => len -= read.min(len),
+            Err(Errno::INTR) => {}
+            _ => return,
+        }
+    }
+}
+
+/// Writes as much of `data` as there is room for; how much.
+fn write(turn: &Turn<Arc<Memory>>, data: &[u8]) -> usize {
+    let Some(claim) = turn.claim(1, data.len()) else { return 0 };
+    let mut rest = data;
+    for span in turn.spans(claim, 0, claim.len()) {
+        let (here, behind) = rest.split_at(span.len().min(rest.len()));
+        // SAFETY: bytes of a span that was claimed, which is mapped, and private ones.
+        // copy-ok: a few bytes that have come by a socket
+        unsafe { ptr::copy_nonoverlapping(here.as_ptr(), span.address().as_ptr(), here.len()) };
+        rest = behind;
+    }
+    let done = data.len() - rest.len();
+    if done < claim.len() {
+        turn.cut(claim, done);
+    }
+    done
+}
+
+impl Serve {
+    /// The pair of a session has bytes.
+    pub(super) fn bytes_come(&mut self, app: usize, number: u32, generation: u32, calls: &mut Calls<'_>) {
+        let session = self.app(app).and_then(|app| app.session(number));
+        if session.is_some_and(|session| session.generation == generation) && !self.relay(app, number, calls)
+        {
+            self.wait_raw(app, number, generation, None);
+        }
+    }
+
+    /// An application has closed a session. `false`: it has written something before that there is no room for, and ends later.
+    pub(super) fn may_close(
+        &mut self,
+        app: usize,
+        number: u32,
+        generation: u32,
+        calls: &mut Calls<'_>,
+    ) -> bool {
+        if self.raws.iter().any(|raw| (raw.app, raw.generation) == (app, generation) && raw.ends.is_some()) {
+            return false;
+        }
+        let done = self.relay(app, number, calls);
+        if !done {
+            self.wait_raw(app, number, generation, Some(calls.now + LAST));
+        }
+        done
+    }
+
+    fn wait_raw(&mut self, app: usize, number: u32, generation: u32, ends: Option<u64>) {
+        let known = self.raws.iter_mut().find(|raw| (raw.app, raw.generation) == (app, generation));
+        match known {
+            Some(raw) => raw.ends = raw.ends.or(ends),
+            None => self.raws.push(Waiting { app, number, generation, ends }),
+        }
+    }
+
+    /// Looks again at sessions with data that had to wait.
+    pub(super) fn raws_go_on(&mut self, calls: &mut Calls<'_>) {
+        for raw in std::mem::take(&mut self.raws) {
+            let Waiting { app, number, generation, ends } = raw;
+            let session = self.app(app).and_then(|app| app.session(number));
+            if session.is_none_or(|session| session.generation != generation) {
+                continue;
+            }
+            let done = self.relay(app, number, calls);
+            match ends {
+                Some(ends) if done || calls.now >= ends => {
+                    self.close(app, number, calls);
+                    self.end_when_over(app, calls);
+                }
+                _ if !done => self.wait_raw(app, number, generation, ends),
+                _ => {}
+            }
+        }
+    }
+
+    /// Sends what lies in a session's pair and is no gate's. `false`: something is left.
+    fn relay(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) -> bool {
+        for _ in 0..CHUNKS {
+            let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else {
+                return true;
+            };
+            let memory = Arc::clone(&application.memory);
+            let Some((session, slot, processes)) = application.all(number) else { return true };
+            let Some(ours) = session.ours() else { return true };
+            let mut bytes = [0; CHUNK];
+            let there = recv(ours, &mut bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT);
+            let bytes = there.ok().and_then(|(there, _)| bytes[..there].get(1..)).unwrap_or_default();
+            let sorted = Sorted::new(bytes, session.gates(slot));
+            if sorted.data.is_empty() {
+                session.make_room(slot, calls, &mut self.counts);
+                return true;
+            }
+            let (taken, done) = match to(session, slot) {
+                To::Later => return false,
+                To::Nowhere => {
+                    consume(ours, bytes.len());
+                    (bytes.len(), 0)
+                }
+                To::Stream(conn) => {
+                    let Some(lock) = Held::new(&slot.wishes.writing, processes) else { return false };
+                    let Some(turn) = Turn::new(memory, session.place, false) else { return true };
+                    let mut done = write(&turn, &sorted.data);
+                    if done == 0 {
+                        calls.stack.want_room(conn);
+                        done = write(&turn, &sorted.data);
+                    }
+                    drop((turn, lock));
+                    let Some(last) = done.checked_sub(1) else { return false };
+                    // The gate's bytes behind the last ones stay, for as long as it is closed.
+                    let taken = usize::from(sorted.ends[last]);
+                    consume(ours, taken);
+                    (taken, done)
+                }
+            };
+            let data = sorted.ends.iter().filter(|end| usize::from(**end) <= taken).count();
+            session.count_gates((taken - data) as u32);
+            self.counts.relayed += done as u64;
+            self.counts.unsent += (data - done) as u64;
+            if data > done && self.losses.may(calls.now) {
+                tracing::warn!(
+                    application = app,
+                    session = number,
+                    "what was written to a descriptor without the library is lost: it is no open stream"
+                );
+            }
+            self.look_at(app, number, calls);
+        }
+        // Nobody tells of what is left.
+        self.look = true;
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_are_a_gates_as_far_as_they_are_counted() {
+        let sorted = Sorted::new(b"\0\0ab\0c\0", 3);
+        assert_eq!((&sorted.data[..], &sorted.ends[..]), (&b"abc\0"[..], &[3, 4, 6, 7][..]));
+        assert!(Sorted::new(&[0; 5], 5).data.is_empty());
+        assert_eq!(Sorted::new(&[0; 5], 3).data.len(), 2);
+    }
+
+    #[test]
+    fn a_lock_is_taken_from_the_dead_only() {
+        let shared = offcore_session::shared::Shared::new().unwrap();
+        let lives = Owner::new(3, 7).unwrap();
+        shared.processes().set(3, 7);
+        let word = AtomicU64::new(u64::from(lives.word()) << 1 | 9 << 32);
+        assert!(Held::new(&word, shared.processes()).is_none());
+        shared.processes().set(3, 0);
+        let held = Held::new(&word, shared.processes()).unwrap();
+        assert!(Held::new(&word, shared.processes()).is_none(), "the stack lives");
+        drop(held);
+        assert_eq!(word.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,0 +1,92 @@
+//! What is written to a session without the library is sent, and named where it cannot be.
+
+use std::sync::atomic::Ordering;
+
+use offcore_flow::host::serve::Serve;
+use rustix::event::PollFlags as Bits;
+use rustix::net::{SendFlags, send};
+
+use crate::process::End;
+use crate::streams::accepted;
+use crate::world::{Client, World};
+
+/// As `write` does in a program that was not preloaded: how much.
+fn raw(end: &End, bytes: &[u8]) -> usize {
+    send(&end.fd, bytes, SendFlags::DONTWAIT).unwrap_or(0)
+}
+
+fn received(world: &mut World<Serve>, client: &mut Client) -> Vec<u8> {
+    world.run(0.1);
+    world.read(client, 1 << 20)
+}
+
+#[test]
+fn it_lies_behind_what_the_library_has_written() {
+    let (mut world, process, listener, mut end, mut client) = accepted();
+    assert_eq!(process.write(&mut end, b"first,"), 6);
+    assert_eq!(raw(&end, b"sec\0ond,"), 8);
+    assert_eq!(raw(&end, b"\0"), 1);
+    assert_eq!(received(&mut world, &mut client), b"first,sec\0ond,\0");
+    assert_eq!(raw(&end, b"third"), 5);
+    assert_eq!(received(&mut world, &mut client), b"third");
+    let counts = world.app.counts();
+    assert_eq!((counts.relayed, counts.unsent, counts.misused), (14, 0, 0));
+    // A listener sends nothing.
+    assert_eq!(raw(&listener, b"lost"), 4);
+    world.run(0.1);
+    assert_eq!((world.app.counts().relayed, world.app.counts().unsent), (14, 4));
+    world.connect(80);
+    world.run(0.1);
+    assert!(process.accept(&listener).is_some());
+}
+
+#[test]
+fn who_has_the_lock_is_not_waited_for() {
+    let (mut world, process, _listener, end, mut client) = accepted();
+    let lock = &end.slot().wishes.writing;
+    lock.store(u64::from(process.welcome.owner) << 1, Ordering::Relaxed);
+    assert_eq!(raw(&end, b"later"), 5);
+    assert_eq!(received(&mut world, &mut client), b"");
+    lock.store(0, Ordering::Relaxed);
+    assert_eq!(received(&mut world, &mut client), b"later");
+    assert_eq!(lock.load(Ordering::Relaxed), 0);
+    // Nobody is waited for who is dead.
+    lock.store(u64::from(process.welcome.owner + (1 << 10)) << 1, Ordering::Relaxed);
+    assert_eq!(raw(&end, b"at once"), 7);
+    assert_eq!(received(&mut world, &mut client), b"at once");
+}
+
+#[test]
+fn it_waits_for_room_behind_a_closed_gate_and_holds_up_the_end() {
+    let (mut world, process, _listener, mut end, mut client) = accepted();
+    let mut sent: Vec<u8> = Vec::new();
+    // Until the peer's window and the FIFO are full.
+    let mut full = 0;
+    while full < 50 {
+        let bytes: Vec<u8> = (0..60_000).map(|at| ((sent.len() + at) % 251) as u8).collect();
+        let written = end.writer.write(&bytes);
+        sent.extend(&bytes[..written]);
+        process.mark(&end);
+        world.run(0.1);
+        full = if written == 0 { full + 1 } else { 0 };
+    }
+    assert_eq!((process.write(&mut end, &[7]), end.bits()), (0, Bits::empty()));
+    let tail = [b"tail\0".repeat(99), b"end".to_vec()].concat();
+    assert_eq!(raw(&end, &tail), tail.len());
+    world.run(0.5);
+    assert_eq!(world.app.counts().relayed, 0, "there is no room");
+    drop(end);
+    world.run(0.5);
+    assert_eq!(world.app.counts().sessions, 2, "it has something to send");
+    let mut there = Vec::new();
+    while !world.has_ended(&client) {
+        there.extend(received(&mut world, &mut client));
+        assert!(world.now < 100_000_000);
+    }
+    there.extend(world.read(&mut client, 1 << 20));
+    sent.extend(&tail);
+    assert_eq!(there.len(), sent.len());
+    assert!(there == sent);
+    let counts = world.app.counts();
+    assert_eq!((counts.sessions, counts.relayed, counts.unsent), (1, tail.len() as u64, 0));
+}
