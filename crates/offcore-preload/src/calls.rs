@@ -1,6 +1,7 @@
 //! libc's functions that are replaced.
 
 mod descriptors;
+mod duplicates;
 mod execute;
 mod make;
 mod number;

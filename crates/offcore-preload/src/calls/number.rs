@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_uint};
 
 use libc::{c_long, iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
 
-use super::{descriptors, make, receive, send, state};
+use super::{descriptors, duplicates, make, receive, send, state};
 use crate::sys;
 
 /// A system call by its number: one that has a function here goes there.
@@ -56,8 +56,8 @@ unsafe extern "C" fn syscall(
             libc::SYS_close => descriptors::close(fd).into(),
             libc::SYS_close_range => descriptors::close_range(a as c_uint, b as c_uint, c as c_int).into(),
             libc::SYS_dup => descriptors::dup(fd).into(),
-            libc::SYS_dup2 => descriptors::dup2(fd, b as c_int).into(),
-            libc::SYS_dup3 => descriptors::dup3(fd, b as c_int, c as c_int).into(),
+            libc::SYS_dup2 => duplicates::dup2(fd, b as c_int).into(),
+            libc::SYS_dup3 => duplicates::dup3(fd, b as c_int, c as c_int).into(),
             libc::SYS_prctl => prctl(fd, b, c, d, e).into(),
             libc::SYS_seccomp => {
                 let result = sys::result(sys::call(number, [a, b, c, d, e, f]));

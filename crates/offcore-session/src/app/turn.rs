@@ -5,6 +5,8 @@
 //! one word that a handler can only move on; a handler's part lies behind those of the calls that it has interrupted, and is
 //! complete when they go on. The outermost turn, which has opened the word, shows all parts at once.
 
+use core::ptr;
+
 use crate::app::{Spans, between};
 use crate::place::{Place, Segments};
 use crate::slot::{Half, Slot};
@@ -90,6 +92,24 @@ impl<M: Segments> Turn<M> {
     /// Whether all of a claim is in mapped segments.
     pub fn is_mapped(&self, claim: Claim) -> bool {
         self.spans(claim, 0, claim.len).map(|span| span.len()).sum::<usize>() == claim.len
+    }
+
+    /// Claims as much as there is room for, and copies `bytes` there: how many.
+    pub fn write(&self, bytes: &[u8]) -> usize {
+        let Some(claim) = self.claim(1, bytes.len()) else { return 0 };
+        let mut rest = bytes;
+        for span in self.spans(claim, 0, claim.len()) {
+            let (here, behind) = rest.split_at(span.len().min(rest.len()));
+            // SAFETY: bytes of a span that was claimed, which is mapped, and of the caller's slice, which is not shared memory.
+            // copy-ok: what a write is
+            unsafe { ptr::copy_nonoverlapping(here.as_ptr(), span.address().as_ptr(), here.len()) };
+            rest = behind;
+        }
+        let done = bytes.len() - rest.len();
+        if done < claim.len() {
+            self.cut(claim, done);
+        }
+        done
     }
 
     /// Where bytes `skip` to `skip + len` of a claim are, as far as it goes.
@@ -180,7 +200,7 @@ mod tests {
     }
 
     fn write(turn: &Turn<Arc<Memory>>, text: &str) {
-        put(turn, turn.claim(text.len(), text.len()).unwrap(), text);
+        assert_eq!(turn.write(text.as_bytes()), text.len());
     }
 
     #[test]

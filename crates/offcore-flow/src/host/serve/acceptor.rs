@@ -7,8 +7,9 @@
 //! A listener tells the thread once that it has connections. The thread takes some of them, and the worker, which passes them
 //! on, has it go on when it is done with these: so an application has a bounded number of descriptors here.
 
+use std::collections::HashMap;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SendError, Sender, channel};
 use std::sync::{Arc, Weak};
@@ -30,10 +31,7 @@ const LISTENERS: usize = 256;
 const STACK: usize = 64 << 10;
 /// Events that are taken at once.
 const EVENTS: usize = 16;
-/// Bits of a session's number and generation, and of a descriptor, in the word by which a listener is told of.
-const GENERATION_BITS: u32 = 21;
-const NAME_BITS: u32 = GENERATION_BITS + 16;
-/// Names the thread's own event: no descriptor has as many bits.
+/// Names the thread's own event: no session has this number.
 const POKED: u64 = u64::MAX;
 
 /// What a listener has had, in this order.
@@ -50,12 +48,18 @@ pub(super) enum Come {
 #[derive(Debug)]
 pub(super) struct Kernel {
     fd: Arc<OwnedFd>,
-    /// The descriptor, and the session that it belongs to.
-    word: u64,
+    name: Name,
 }
 
-/// Number and generation of a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What the thread hears of, in this order.
+#[derive(Debug)]
+enum Change {
+    New(Name, Arc<OwnedFd>),
+    Gone(Name),
+}
+
+/// Number and generation of the session that a listener belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Name {
     pub(super) number: u32,
     pub(super) generation: u32,
@@ -63,22 +67,18 @@ pub(super) struct Name {
 
 impl Name {
     fn of(word: u64) -> Self {
-        let generation = word as u32 & ((1 << GENERATION_BITS) - 1);
-        Self { number: (word >> GENERATION_BITS) as u16 as u32, generation }
+        Self { number: (word >> 32) as u32, generation: word as u32 }
     }
 
-    /// The word of its listener; `None` for a descriptor whose number is larger than any kernel's limit.
-    fn word(self, fd: RawFd) -> Option<u64> {
-        let fd = u64::try_from(fd).ok().filter(|fd| fd >> (63 - NAME_BITS) == 0)?;
-        let name = u64::from(self.number & 0xffff) << GENERATION_BITS | u64::from(self.generation);
-        Some(fd << NAME_BITS | name)
+    fn word(self) -> u64 {
+        u64::from(self.number) << 32 | u64::from(self.generation)
     }
 }
 
 #[derive(Debug)]
 struct Shared {
     epoll: OwnedFd,
-    /// Tells the thread of what is gone, and that it ends.
+    /// Tells the thread of changes, and that it ends.
     poke: OwnedFd,
     /// Tells the worker that something has come.
     told: OwnedFd,
@@ -90,7 +90,7 @@ struct Shared {
 pub(super) struct Acceptor {
     shared: Arc<Shared>,
     come: Receiver<(Name, Come)>,
-    gone: Sender<Arc<OwnedFd>>,
+    changes: Sender<Change>,
     /// Those that are there, or that the thread has not let go of.
     listeners: Vec<Weak<OwnedFd>>,
     thread: JoinHandle<()>,
@@ -106,15 +106,15 @@ impl Acceptor {
         epoll::add(&epoll, &poke, epoll::EventData::new_u64(POKED), edges)?;
         let shared = Arc::new(Shared { epoll, poke, told, ends: AtomicBool::new(false) });
         let (come_to, come) = channel();
-        let (gone, gone_from) = channel();
+        let (changes, changes_from) = channel();
         let theirs = Arc::clone(&shared);
         let thread = Builder::new().name("acceptor".into()).stack_size(STACK).spawn(move || {
             // A worker, whose core is its own, has started it.
             let _ = sched_setaffinity(None, &cpus);
-            theirs.run(&come_to, &gone_from);
+            theirs.run(&come_to, &changes_from);
         });
         let thread = thread.map_err(|_| Errno::AGAIN)?;
-        Ok(Self { shared, come, gone, listeners: Vec::new(), thread })
+        Ok(Self { shared, come, changes, listeners: Vec::new(), thread })
     }
 
     /// Has an event when there is something to be [taken](Self::next).
@@ -125,28 +125,40 @@ impl Acceptor {
     /// Adds a listener, whose connections are taken from now on.
     pub(super) fn add(&mut self, fd: OwnedFd, name: Name) -> Result<Kernel, Errno> {
         self.listeners.retain(|listener| listener.strong_count() > 0);
-        let word = name.word(fd.as_raw_fd()).filter(|_| self.listeners.len() < LISTENERS);
-        let word = word.ok_or(Errno::NOBUFS)?;
-        let wanted = EventFlags::IN | EventFlags::ONESHOT;
-        epoll::add(&self.shared.epoll, &fd, epoll::EventData::new_u64(word), wanted)?;
+        if self.listeners.len() >= LISTENERS {
+            return Err(Errno::NOBUFS);
+        }
         let fd = Arc::new(fd);
         self.listeners.push(Arc::downgrade(&fd));
-        Ok(Kernel { fd, word })
+        // Before the first event that names it.
+        let _ = self.changes.send(Change::New(name, Arc::clone(&fd)));
+        let wanted = EventFlags::IN | EventFlags::ONESHOT;
+        let data = epoll::EventData::new_u64(name.word());
+        let added = epoll::add(&self.shared.epoll, &*fd, data, wanted);
+        let kernel = Kernel { fd, name };
+        if let Err(error) = added {
+            self.remove(kernel);
+            return Err(error);
+        }
+        Ok(kernel)
     }
 
     /// The worker is done with what a listener has had.
     pub(super) fn go_on(&self, kernel: &Kernel) {
         let wanted = EventFlags::IN | EventFlags::ONESHOT;
-        let _ =
-            epoll::modify(&self.shared.epoll, &*kernel.fd, epoll::EventData::new_u64(kernel.word), wanted);
+        let _ = epoll::modify(
+            &self.shared.epoll,
+            &*kernel.fd,
+            epoll::EventData::new_u64(kernel.name.word()),
+            wanted,
+        );
     }
 
     /// Ends a listener, also where the thread waits for it.
     pub(super) fn remove(&self, kernel: Kernel) {
         let _ = epoll::delete(&self.shared.epoll, &*kernel.fd);
         let _ = shutdown(&*kernel.fd, Shutdown::Both);
-        // The thread may have been told of it just before. It has the last reference, so that the number stays as it is.
-        let _ = self.gone.send(kernel.fd);
+        let _ = self.changes.send(Change::Gone(kernel.name));
         self.shared.poke();
     }
 
@@ -171,22 +183,25 @@ impl Shared {
         let _ = rustix::io::write(&self.poke, &1u64.to_ne_bytes());
     }
 
-    fn run(&self, come: &Sender<(Name, Come)>, gone: &Receiver<Arc<OwnedFd>>) {
+    fn run(&self, come: &Sender<(Name, Come)>, changes: &Receiver<Change>) {
+        let mut listeners = HashMap::new();
         let mut space = [const { MaybeUninit::uninit() }; EVENTS];
         while !self.ends.load(Ordering::Acquire) {
-            // Those that the events below are of are not among them: they were taken out of the set before.
-            gone.try_iter().for_each(drop);
             let words: ArrayVec<u64, EVENTS> = match epoll::wait(&self.epoll, &mut space[..], None) {
                 Ok((events, _)) => events.iter().map(|event| event.data.u64()).collect(),
                 Err(_) => continue,
             };
+            for change in changes.try_iter() {
+                match change {
+                    Change::New(name, fd) => drop(listeners.insert(name, fd)),
+                    Change::Gone(name) => drop(listeners.remove(&name)),
+                }
+            }
             for word in words.into_iter().filter(|word| *word != POKED) {
-                // SAFETY: a descriptor of the set is closed by the loop above and nowhere else, after it was taken out of the
-                // set; or when `gone` ends, after this.
-                let listener = unsafe { BorrowedFd::borrow_raw((word >> NAME_BITS) as RawFd) };
-                let told = take(listener, Name::of(word), come);
-                // Who does not listen any more is gone.
-                if told.is_err() {
+                let name = Name::of(word);
+                let Some(listener) = listeners.get(&name) else { continue };
+                // Who would hear of it is gone.
+                if take(listener.as_fd(), name, come).is_err() {
                     return;
                 }
                 let _ = rustix::io::write(&self.told, &1u64.to_ne_bytes());
@@ -224,14 +239,10 @@ mod tests {
 
     #[test]
     fn words_are_read_as_they_were_written() {
-        for (number, generation, fd) in
-            [(0, 1, 0), (65_535, (1 << GENERATION_BITS) - 1, (1 << 26) - 1), (1, 2, 3)]
-        {
+        for (number, generation) in [(0, 1), (65_535, u32::MAX), (1, 2)] {
             let name = Name { number, generation };
-            let word = name.word(fd).unwrap();
-            assert_eq!((Name::of(word), word >> NAME_BITS), (name, fd as u64));
-            assert_ne!(word, POKED);
+            assert_eq!(Name::of(name.word()), name);
+            assert_ne!(name.word(), POKED);
         }
-        assert_eq!(Name { number: 1, generation: 1 }.word(1 << 26), None);
     }
 }

@@ -59,7 +59,7 @@ impl Pairs {
             }
             put(pair.app.as_fd())?;
             if !shows_out(pair.app.as_fd())? {
-                open_gate(pair.ours.as_fd(), GATE);
+                open_gate(pair.ours.as_fd(), || GATE);
                 let opened = shows_out(pair.app.as_fd())? && ioctl_fionread(&pair.ours)? == 1;
                 return Ok(opened.then_some(gate));
             }
@@ -106,11 +106,12 @@ pub(super) fn put_token(ours: BorrowedFd<'_>) {
 }
 
 /// Opens the gate: reads all but one byte. Blocking calls may have written more than what closes it. How many were read, and how
-/// many of them were none of a gate's. `None`: there are more than `gates`, so that data is among them, and nothing was read.
-pub(super) fn open_gate(ours: BorrowedFd<'_>, gates: u32) -> Option<(u32, u32)> {
+/// many of them were none of a gate's. `None`: there are more than `gates` says, so that data is among them, and nothing was read.
+pub(super) fn open_gate(ours: BorrowedFd<'_>, gates: impl FnOnce() -> u32) -> Option<(u32, u32)> {
     let there = ioctl_fionread(ours).unwrap_or(0);
     let mut left = usize::try_from(there).unwrap_or(0).saturating_sub(1);
-    if left > gates as usize {
+    // They are counted before they are put there.
+    if left > gates() as usize {
         return None;
     }
     let (mut bytes, mut taken, mut data) = ([0; 64], 0, 0);
@@ -157,14 +158,14 @@ mod tests {
                 put(pair.app.as_fd()).unwrap();
             }
             assert!(!shows(&pair));
-            let _ = open_gate(pair.ours.as_fd(), 99);
+            let _ = open_gate(pair.ours.as_fd(), || 99);
             assert!(shows(&pair));
         }
         let pair = pairs.pair(true).unwrap();
         assert!(!shows(&pair));
-        let _ = open_gate(pair.ours.as_fd(), 99);
+        let _ = open_gate(pair.ours.as_fd(), || 99);
         assert!(shows(&pair));
-        let _ = open_gate(pair.ours.as_fd(), 99);
+        let _ = open_gate(pair.ours.as_fd(), || 99);
         assert_eq!(ioctl_fionread(&pair.ours), Ok(1), "the byte over which it closes stays");
     }
 }

@@ -10,12 +10,10 @@
 //! has it: it never waits for one.
 
 use std::os::fd::BorrowedFd;
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
-use offcore_session::Memory;
 use offcore_session::app::Turn;
 use offcore_session::control::{Owner, Processes};
 use offcore_session::slot::{Slot, state, wish};
@@ -117,24 +115,6 @@ fn consume(ours: BorrowedFd<'_>, mut len: usize) {
     }
 }
 
-/// Writes as much of `data` as there is room for; how much.
-fn write(turn: &Turn<Arc<Memory>>, data: &[u8]) -> usize {
-    let Some(claim) = turn.claim(1, data.len()) else { return 0 };
-    let mut rest = data;
-    for span in turn.spans(claim, 0, claim.len()) {
-        let (here, behind) = rest.split_at(span.len().min(rest.len()));
-        // SAFETY: bytes of a span that was claimed, which is mapped, and private ones.
-        // copy-ok: a few bytes that have come by a socket
-        unsafe { ptr::copy_nonoverlapping(here.as_ptr(), span.address().as_ptr(), here.len()) };
-        rest = behind;
-    }
-    let done = data.len() - rest.len();
-    if done < claim.len() {
-        turn.cut(claim, done);
-    }
-    done
-}
-
 impl Serve {
     /// The pair of a session has bytes.
     pub(super) fn bytes_come(&mut self, app: usize, number: u32, generation: u32, calls: &mut Calls<'_>) {
@@ -217,10 +197,10 @@ impl Serve {
                 To::Stream(conn) => {
                     let Some(lock) = Held::new(&slot.wishes.writing, processes) else { return false };
                     let Some(turn) = Turn::new(memory, session.place, false) else { return true };
-                    let mut done = write(&turn, &sorted.data);
+                    let mut done = turn.write(&sorted.data);
                     if done == 0 {
                         calls.stack.want_room(conn);
-                        done = write(&turn, &sorted.data);
+                        done = turn.write(&sorted.data);
                     }
                     drop((turn, lock));
                     let Some(last) = done.checked_sub(1) else { return false };

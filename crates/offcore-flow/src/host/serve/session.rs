@@ -300,8 +300,7 @@ impl Session {
     /// Where data lies among its bytes the gate opens when that is taken: see [`raw`](super::raw).
     fn open_gate(&mut self, slot: &Slot, counts: &mut ServeCounts) {
         if let Some(ours) = self.ours() {
-            let at_most = self.gates(slot);
-            match pair::open_gate(ours, at_most) {
+            match pair::open_gate(ours, || self.gates(slot)) {
                 Some((taken, data)) => {
                     self.count_gates(taken);
                     counts.unsent += u64::from(data);

@@ -1,0 +1,49 @@
+//! Descriptors that take the place of others.
+
+use core::ffi::c_int;
+
+use super::{descriptors, stdio};
+use crate::link;
+use crate::real;
+use crate::sys;
+use crate::table;
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+pub(super) unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { duplicate(from, to, || real::dup2(from, to)) }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn __dup2(from: c_int, to: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { dup2(from, to) }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+pub(super) unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { duplicate(from, to, || real::dup3(from, to, flags)) }
+}
+
+/// `to` becomes what `from` is; what it was is closed.
+fn duplicate(from: c_int, to: c_int, duplicate: impl FnOnce() -> c_int) -> c_int {
+    if link::is_own(to) && !link::move_away(to) {
+        return sys::returned_int(Err(libc::EBADF));
+    }
+    let (new, old) = (table::get(from), table::get(to));
+    let duplicated = duplicate();
+    if duplicated >= 0 && from != to && link::is_self() {
+        if let Some(old) = old {
+            descriptors::gone(to, old);
+        }
+        table::set(to, new);
+        if old.is_some() {
+            link::look();
+        }
+        if to == libc::STDIN_FILENO && new.is_some() {
+            stdio::input();
+        }
+    }
+    duplicated
+}
