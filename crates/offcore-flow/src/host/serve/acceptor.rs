@@ -44,7 +44,7 @@ pub(super) enum Come {
     Done,
 }
 
-/// A listener of the kernel's, which is there until the thread has let go of it.
+/// A listener of the kernel's. Its port is free as soon as it is dropped, but for a thread that is in the middle of a call.
 #[derive(Debug)]
 pub(super) struct Kernel {
     fd: Arc<OwnedFd>,
@@ -54,7 +54,7 @@ pub(super) struct Kernel {
 /// What the thread hears of, in this order.
 #[derive(Debug)]
 enum Change {
-    New(Name, Arc<OwnedFd>),
+    New(Name, Weak<OwnedFd>),
     Gone(Name),
 }
 
@@ -131,7 +131,7 @@ impl Acceptor {
         let fd = Arc::new(fd);
         self.listeners.push(Arc::downgrade(&fd));
         // Before the first event that names it.
-        let _ = self.changes.send(Change::New(name, Arc::clone(&fd)));
+        let _ = self.changes.send(Change::New(name, Arc::downgrade(&fd)));
         let wanted = EventFlags::IN | EventFlags::ONESHOT;
         let data = epoll::EventData::new_u64(name.word());
         let added = epoll::add(&self.shared.epoll, &*fd, data, wanted);
@@ -199,7 +199,7 @@ impl Shared {
             }
             for word in words.into_iter().filter(|word| *word != POKED) {
                 let name = Name::of(word);
-                let Some(listener) = listeners.get(&name) else { continue };
+                let Some(listener) = listeners.get(&name).and_then(Weak::upgrade) else { continue };
                 // Who would hear of it is gone.
                 if take(listener.as_fd(), name, come).is_err() {
                     return;
