@@ -246,7 +246,10 @@ impl Serve {
             self.kernels_come(app, calls);
             self.look = true;
         }
-        self.ending.retain(|acceptor| !acceptor.end());
+        for acceptor in self.apps.iter_mut().flatten().filter_map(|app| app.acceptor.as_mut()) {
+            acceptor.hurry(calls.now);
+        }
+        self.ending.retain_mut(|acceptor| !acceptor.end(calls.now));
     }
 
     /// A warning about something that means nothing.

@@ -60,6 +60,22 @@ fn the_kernels_connections_come_through_the_same_queue() {
     let _ = other;
 }
 
+#[test]
+fn who_shares_a_listener_goes_on_when_its_session_ends() {
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    let kernel = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (answer, descriptors) = process.ask(&mut world, &listen(80, 16), &[kernel.as_fd()]);
+    assert_eq!(answer.error, 0);
+    drop(descriptors);
+    world.run(5.0);
+    assert_eq!(world.app.counts().sessions, 0);
+    let to = kernel.local_addr().unwrap();
+    let ours = TcpStream::connect(to).unwrap();
+    let theirs = kernel.accept().unwrap().1;
+    assert_eq!(theirs, ours.local_addr().unwrap());
+}
+
 /// Sets a flag when it is dropped: threads of a test that has failed end, too.
 struct Stop<'a>(&'a AtomicBool);
 

@@ -12,7 +12,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SendError, Sender, channel};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::thread::{Builder, JoinHandle};
 
 use arrayvec::ArrayVec;
@@ -29,6 +29,8 @@ const AT_ONCE: usize = 16;
 const LISTENERS: usize = 256;
 /// What the thread has of a stack, in bytes.
 const STACK: usize = 64 << 10;
+/// How long a thread may go on accepting from what has ended, in microseconds.
+const WAIT: u64 = 1_000_000;
 /// Events that are taken at once.
 const EVENTS: usize = 16;
 /// Names the thread's own event: no session has this number.
@@ -44,17 +46,45 @@ pub(super) enum Come {
     Done,
 }
 
-/// A listener of the kernel's. Its port is free as soon as it is dropped, but for a thread that is in the middle of a call.
+/// A listener of the kernel's.
 #[derive(Debug)]
 pub(super) struct Kernel {
-    fd: Arc<OwnedFd>,
+    listener: Arc<Listener>,
     name: Name,
+}
+
+/// What the worker shares with the thread, which reads as long as it accepts; the worker waits for no lock. None: it is closed.
+#[derive(Debug)]
+struct Listener {
+    fd: RwLock<Option<OwnedFd>>,
+    /// The thread is to close it: the worker could not.
+    gone: AtomicBool,
+}
+
+impl Listener {
+    /// Closes it, unless somebody has the lock. Another process may have it, too, and go on listening.
+    fn close(&self, epoll: &OwnedFd) -> bool {
+        let Ok(mut fd) = self.fd.try_write() else { return false };
+        if let Some(fd) = fd.take() {
+            let _ = epoll::delete(epoll, &fd);
+        }
+        true
+    }
+
+    /// Has nobody wait for it any more. `true`: nobody does.
+    fn shut_down(&self) -> bool {
+        let Ok(fd) = self.fd.try_read() else { return false };
+        if let Some(fd) = &*fd {
+            let _ = shutdown(fd, Shutdown::Both);
+        }
+        fd.is_none()
+    }
 }
 
 /// What the thread hears of, in this order.
 #[derive(Debug)]
 enum Change {
-    New(Name, Weak<OwnedFd>),
+    New(Name, Arc<Listener>),
     Gone(Name),
 }
 
@@ -92,7 +122,9 @@ pub(super) struct Acceptor {
     come: Receiver<(Name, Come)>,
     changes: Sender<Change>,
     /// Those that are there, or that the thread has not let go of.
-    listeners: Vec<Weak<OwnedFd>>,
+    listeners: Vec<Weak<Listener>>,
+    /// Those that the thread was accepting from when they ended, and when that was.
+    leaving: Vec<(Arc<Listener>, u64)>,
     thread: JoinHandle<()>,
 }
 
@@ -114,7 +146,7 @@ impl Acceptor {
             theirs.run(&come_to, &changes_from);
         });
         let thread = thread.map_err(|_| Errno::AGAIN)?;
-        Ok(Self { shared, come, changes, listeners: Vec::new(), thread })
+        Ok(Self { shared, come, changes, listeners: Vec::new(), leaving: Vec::new(), thread })
     }
 
     /// Has an event when there is something to be [taken](Self::next).
@@ -123,21 +155,19 @@ impl Acceptor {
     }
 
     /// Adds a listener, whose connections are taken from now on.
-    pub(super) fn add(&mut self, fd: OwnedFd, name: Name) -> Result<Kernel, Errno> {
+    pub(super) fn add(&mut self, fd: OwnedFd, name: Name, now: u64) -> Result<Kernel, Errno> {
         self.listeners.retain(|listener| listener.strong_count() > 0);
         if self.listeners.len() >= LISTENERS {
             return Err(Errno::NOBUFS);
         }
-        let fd = Arc::new(fd);
-        self.listeners.push(Arc::downgrade(&fd));
+        let listener = Listener { fd: RwLock::new(Some(fd)), gone: AtomicBool::new(false) };
+        let kernel = Kernel { listener: Arc::new(listener), name };
+        self.listeners.push(Arc::downgrade(&kernel.listener));
         // Before the first event that names it.
-        let _ = self.changes.send(Change::New(name, Arc::downgrade(&fd)));
-        let wanted = EventFlags::IN | EventFlags::ONESHOT;
-        let data = epoll::EventData::new_u64(name.word());
-        let added = epoll::add(&self.shared.epoll, &*fd, data, wanted);
-        let kernel = Kernel { fd, name };
+        let _ = self.changes.send(Change::New(name, Arc::clone(&kernel.listener)));
+        let added = self.watch(&kernel, |fd, data, wanted| epoll::add(&self.shared.epoll, fd, data, wanted));
         if let Err(error) = added {
-            self.remove(kernel);
+            self.remove(kernel, now);
             return Err(error);
         }
         Ok(kernel)
@@ -145,21 +175,37 @@ impl Acceptor {
 
     /// The worker is done with what a listener has had.
     pub(super) fn go_on(&self, kernel: &Kernel) {
-        let wanted = EventFlags::IN | EventFlags::ONESHOT;
-        let _ = epoll::modify(
-            &self.shared.epoll,
-            &*kernel.fd,
-            epoll::EventData::new_u64(kernel.name.word()),
-            wanted,
-        );
+        let epoll = &self.shared.epoll;
+        let _ = self.watch(kernel, |fd, data, wanted| epoll::modify(epoll, fd, data, wanted));
     }
 
-    /// Ends a listener, also where the thread waits for it.
-    pub(super) fn remove(&self, kernel: Kernel) {
-        let _ = epoll::delete(&self.shared.epoll, &*kernel.fd);
-        let _ = shutdown(&*kernel.fd, Shutdown::Both);
-        let _ = self.changes.send(Change::Gone(kernel.name));
+    fn watch(
+        &self,
+        kernel: &Kernel,
+        how: impl FnOnce(&OwnedFd, epoll::EventData, EventFlags) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let fd = kernel.listener.fd.try_read().map_err(|_| Errno::AGAIN)?;
+        let data = epoll::EventData::new_u64(kernel.name.word());
+        fd.as_ref().map_or(Ok(()), |fd| how(fd, data, EventFlags::IN | EventFlags::ONESHOT))
+    }
+
+    /// Ends a listener: it is closed when this returns, unless the thread is just accepting from it.
+    pub(super) fn remove(&mut self, kernel: Kernel, now: u64) {
+        let Kernel { listener, name } = kernel;
+        if !listener.close(&self.shared.epoll) {
+            listener.gone.store(true, Ordering::SeqCst);
+            // The thread may have been done before it could see that.
+            if !listener.close(&self.shared.epoll) {
+                self.leaving.push((listener, now));
+            }
+        }
+        let _ = self.changes.send(Change::Gone(name));
         self.shared.poke();
+    }
+
+    /// Has the thread accept no longer from what has ended a while ago.
+    pub(super) fn hurry(&mut self, now: u64) {
+        self.leaving.retain(|(listener, since)| now < since + WAIT || !listener.shut_down());
     }
 
     /// The next thing that has come.
@@ -168,11 +214,9 @@ impl Acceptor {
     }
 
     /// Has the thread end. Whether it has: it may wait for a listener that somebody makes listen again.
-    pub(super) fn end(&self) -> bool {
+    pub(super) fn end(&mut self, now: u64) -> bool {
         self.shared.ends.store(true, Ordering::Release);
-        for listener in self.listeners.iter().filter_map(Weak::upgrade) {
-            let _ = shutdown(&*listener, Shutdown::Both);
-        }
+        self.hurry(now);
         self.shared.poke();
         self.thread.is_finished()
     }
@@ -199,9 +243,16 @@ impl Shared {
             }
             for word in words.into_iter().filter(|word| *word != POKED) {
                 let name = Name::of(word);
-                let Some(listener) = listeners.get(&name).and_then(Weak::upgrade) else { continue };
+                let Some(listener) = listeners.get(&name) else { continue };
+                let taken = match &*listener.fd.read().unwrap_or_else(PoisonError::into_inner) {
+                    Some(fd) => take(fd.as_fd(), name, come),
+                    None => continue,
+                };
+                if listener.gone.load(Ordering::SeqCst) {
+                    listener.close(&self.epoll);
+                }
                 // Who would hear of it is gone.
-                if take(listener.as_fd(), name, come).is_err() {
+                if taken.and_then(|()| come.send((name, Come::Done))).is_err() {
                     return;
                 }
                 let _ = rustix::io::write(&self.told, &1u64.to_ne_bytes());
@@ -230,7 +281,7 @@ fn take(
             Err(_) => break,
         }
     }
-    come.send((name, Come::Done))
+    Ok(())
 }
 
 #[cfg(test)]

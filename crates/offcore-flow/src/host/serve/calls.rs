@@ -373,7 +373,7 @@ impl Serve {
             super::pair::set_backlog(ours, backlog);
         }
         if let Some(kernel) = kernel
-            && let Err(error) = self.add_kernel(app, number, kernel)
+            && let Err(error) = self.add_kernel(app, number, kernel, calls.now)
         {
             self.refuse(calls.now, "connections of the kernel's do not come to a listener", error);
         }

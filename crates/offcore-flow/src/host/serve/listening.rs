@@ -113,7 +113,13 @@ impl Serve {
     }
 
     /// Adds the kernel's listener of a session.
-    pub(super) fn add_kernel(&mut self, app: usize, number: u32, kernel: OwnedFd) -> Result<(), Errno> {
+    pub(super) fn add_kernel(
+        &mut self,
+        app: usize,
+        number: u32,
+        kernel: OwnedFd,
+        now: u64,
+    ) -> Result<(), Errno> {
         let Self { apps, watch, cpus, ending, .. } = self;
         let application = apps.get_mut(app).and_then(Option::as_deref_mut).ok_or(Errno::BADF)?;
         if application.acceptor.is_none() {
@@ -126,7 +132,7 @@ impl Serve {
         }
         let generation = application.session(number).ok_or(Errno::BADF)?.generation;
         let acceptor = application.acceptor.as_mut().ok_or(Errno::BADF)?;
-        let kernel = acceptor.add(kernel, Name { number, generation })?;
+        let kernel = acceptor.add(kernel, Name { number, generation }, now)?;
         if let Some(What::Listener(listener)) =
             application.session_mut(number).map(|session| &mut session.what)
         {
@@ -136,11 +142,11 @@ impl Serve {
     }
 
     /// A session does not listen any more.
-    pub(super) fn end_kernel(&mut self, app: usize, listener: Listener) {
+    pub(super) fn end_kernel(&mut self, app: usize, listener: Listener, now: u64) {
         if let Some(kernel) = listener.kernel
-            && let Some(acceptor) = self.app(app).and_then(|app| app.acceptor.as_ref())
+            && let Some(acceptor) = self.app(app).and_then(|app| app.acceptor.as_mut())
         {
-            acceptor.remove(kernel);
+            acceptor.remove(kernel, now);
         }
     }
 

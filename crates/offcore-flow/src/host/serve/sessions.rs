@@ -225,7 +225,7 @@ impl Serve {
         let bound = What::Bound(listener.address, listener.port);
         slot.set_state(state::BOUND);
         if let What::Listener(listener) = std::mem::replace(&mut session.what, bound) {
-            self.end_kernel(app, listener);
+            self.end_kernel(app, listener, calls.now);
         }
     }
 
@@ -253,7 +253,7 @@ impl Serve {
             What::Listener(listener) => {
                 self.by_listener.remove(&listener.id);
                 calls.stack.unlisten(calls.now, listener.id, calls.out);
-                self.end_kernel(app, listener);
+                self.end_kernel(app, listener, calls.now);
                 calls.stack.give_slot(id, session.place);
             }
             What::Bound(..) => calls.stack.give_slot(id, session.place),
@@ -308,9 +308,9 @@ impl Serve {
         for channel in application.channels() {
             self.watch.remove(channel);
         }
-        if let Some(acceptor) = application.acceptor {
+        if let Some(mut acceptor) = application.acceptor {
             self.watch.remove(acceptor.as_fd());
-            if !acceptor.end() {
+            if !acceptor.end(calls.now) {
                 self.ending.push(acceptor);
             }
         }
