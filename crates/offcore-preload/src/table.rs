@@ -4,7 +4,7 @@
 
 use core::ffi::c_int;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use offcore_session::Place;
 use offcore_session::message::Session;
@@ -82,6 +82,8 @@ impl Entry {
 }
 
 static WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
+/// One more than the highest descriptor that has ever been something.
+static END: AtomicUsize = AtomicUsize::new(0);
 
 /// Makes the table. Without it no descriptor is a session.
 pub(crate) fn make() {
@@ -111,6 +113,9 @@ pub(crate) fn get(fd: c_int) -> Option<Entry> {
 pub(crate) fn set(fd: c_int, entry: Option<Entry>) -> bool {
     let word = word(fd);
     if let Some(word) = word {
+        if entry.is_some() {
+            END.fetch_max(fd as usize + 1, Ordering::AcqRel);
+        }
         word.store(entry.map_or(0, Entry::to_word), Ordering::Release);
     }
     word.is_some()
@@ -118,5 +123,5 @@ pub(crate) fn set(fd: c_int, entry: Option<Entry>) -> bool {
 
 /// All descriptors that are something, up to the last one that there may be.
 pub(crate) fn all(limit: usize) -> impl Iterator<Item = (c_int, Entry)> {
-    (0..limit.min(DESCRIPTORS) as c_int).filter_map(|fd| Some((fd, get(fd)?)))
+    (0..limit.min(END.load(Ordering::Acquire)) as c_int).filter_map(|fd| Some((fd, get(fd)?)))
 }
