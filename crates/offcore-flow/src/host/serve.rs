@@ -225,6 +225,7 @@ impl Serve {
                 Source::Event => self.counts.woken += 1,
                 Source::Kernel => self.kernels_come(app, calls),
                 Source::End if !flags.contains(EventFlags::HUP) => {
+                    self.sent_to_nobody(app, key.number, key.generation);
                     if flags.contains(EventFlags::IN) {
                         self.bytes_come(app, key.number, key.generation, calls);
                     }

@@ -1,11 +1,15 @@
 //! A session's pair of sockets: what [`offcore_session::wake`] says of it, and whether this kernel does that.
 
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio, ioctl_fionread};
 use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, SocketFlags, SocketType, recv,
+    recvmsg, send, socketpair,
+};
 
 use super::ServeError;
 
@@ -131,6 +135,23 @@ pub(super) fn open_gate(ours: BorrowedFd<'_>, gates: impl FnOnce() -> u32) -> Op
     Some((taken, data))
 }
 
+/// Takes everything if descriptors are among it. One in the queue of its own pair, or of one whose end is there, too, is never
+/// closed otherwise.
+pub(super) fn discard_descriptors(ours: BorrowedFd<'_>) {
+    let mut bytes = [0; 4096];
+    let receive = |bytes: &mut [u8], flags| {
+        let parts = &mut [IoSliceMut::new(bytes)];
+        recvmsg(ours, parts, &mut RecvAncillaryBuffer::default(), RecvFlags::DONTWAIT | flags)
+    };
+    // Without room for them the kernel closes them, and says so; those that are only looked at stay.
+    let has_some = |bytes: &mut [u8]| {
+        receive(bytes, RecvFlags::PEEK).is_ok_and(|message| message.flags.contains(ReturnFlags::CTRUNC))
+    };
+    while has_some(&mut bytes) {
+        while receive(&mut bytes, RecvFlags::empty()).is_ok_and(|message| message.bytes > 0) {}
+    }
+}
+
 /// Lets about `messages` messages lie in a listener's queue, as far as this process may.
 pub(super) fn set_backlog(ours: BorrowedFd<'_>, messages: usize) {
     // The kernel doubles what it is asked for.
@@ -143,6 +164,7 @@ pub(super) fn set_backlog(ours: BorrowedFd<'_>, messages: usize) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::wire;
     use super::*;
 
     #[test]
@@ -167,5 +189,20 @@ mod tests {
         assert!(shows(&pair));
         let _ = open_gate(pair.ours.as_fd(), || 99);
         assert_eq!(ioctl_fionread(&pair.ours), Ok(1), "the byte over which it closes stays");
+    }
+    #[test]
+    fn descriptors_in_their_own_queue_are_closed() {
+        let Pair { app, ours } = Pairs::calibrate().unwrap().pair(false).unwrap();
+        discard_descriptors(ours.as_fd());
+        assert_eq!(ioctl_fionread(&ours), Ok(1), "bytes stay");
+        put(app.as_fd()).unwrap();
+        for _ in 0..3 {
+            wire::send(app.as_fd(), &[0; 100], &[app.as_fd(), app.as_fd()]).unwrap();
+            put(app.as_fd()).unwrap();
+        }
+        drop(app);
+        assert!(!has_hung_up(ours.as_fd()));
+        discard_descriptors(ours.as_fd());
+        assert!(has_hung_up(ours.as_fd()));
     }
 }

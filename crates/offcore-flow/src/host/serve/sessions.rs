@@ -12,9 +12,9 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 
-use super::Serve;
 use super::key::{Key, Source};
 use super::session::{DATAGRAM, Ending, STREAM, Session, What, write_addresses};
+use super::{Serve, pair};
 use crate::host::Calls;
 
 /// What a session begins with.
@@ -271,7 +271,28 @@ impl Serve {
             self.watch.remove(channel.as_fd());
         }
         self.look_at_all(app, calls);
+        if self.app(app).is_some_and(|app| app.living() == 0) {
+            self.discard_descriptors(app);
+        }
         self.end_when_over(app, calls);
+    }
+
+    /// When the last process of an application is gone nobody is to send its sessions anything any more. Descriptors of
+    /// sessions that lie in their own queues would keep them for ever.
+    fn discard_descriptors(&self, app: usize) {
+        let Some(application) = self.app(app) else { return };
+        let sessions = application.numbers().into_iter().filter_map(|number| application.session(number));
+        sessions.filter_map(Session::ours).for_each(pair::discard_descriptors);
+    }
+
+    /// Something has come on a session's end.
+    pub(super) fn sent_to_nobody(&mut self, app: usize, number: u32, generation: u32) {
+        let application = self.app(app).filter(|app| app.living() == 0);
+        let session = application.and_then(|app| app.session(number));
+        if let Some(ours) = session.filter(|session| session.generation == generation).and_then(Session::ours)
+        {
+            pair::discard_descriptors(ours);
+        }
     }
 
     /// A process may have died between two steps of a call: it has stored an index, and not marked the session; or it has
