@@ -311,6 +311,8 @@ pub(crate) fn ask(
                 received.close();
                 return Err(answer.error as Errno);
             }
+            // The answer has come, and what was to come with it is closed. It is the program that has no room for more.
+            Err(libc::EMFILE) => return Err(libc::EMFILE),
             Err(_) => unlink(own, socket),
         }
     }

@@ -41,6 +41,7 @@ pub(crate) fn no_stack(error: Errno) {
         libc::ECONNREFUSED | libc::ENOENT => b"nobody serves it: start `offcore tcp ... --serve PATH`\n",
         libc::EACCES | libc::EPERM => b"this user may not: see --allow-uid of `offcore tcp`\n",
         libc::EPROTO => return,
+        libc::EMFILE => b"this process has no descriptors left\n",
         _ => b"errno ",
     };
     let number = Digits::new(error as u32);

@@ -55,7 +55,7 @@ impl Ancillary {
 /// Receives a message and its descriptors: its length, 0 at the end.
 ///
 /// # Errors
-/// The system's; `EPROTO` when not all descriptors could be received.
+/// The system's; `EMFILE` when not all descriptors could be received.
 pub(crate) fn receive(fd: c_int, bytes: &mut [u8], flags: c_int) -> Result<(usize, Descriptors), Errno> {
     let mut ancillary = Ancillary::new();
     let mut part = iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -73,7 +73,7 @@ pub(crate) fn receive(fd: c_int, bytes: &mut [u8], flags: c_int) -> Result<(usiz
     unsafe { rights(&raw const header, each) };
     if header.msg_flags & libc::MSG_CTRUNC != 0 {
         received.close();
-        return Err(libc::EPROTO);
+        return Err(libc::EMFILE);
     }
     Ok((len, received))
 }
