@@ -22,6 +22,9 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"OFFC");
 /// The second one.
 pub const VERSION: u32 = 2;
+/// In place of a version: somebody only asks which one the stack has, and whether its user may attach. [`Welcome`] tells, and
+/// the socket is closed.
+pub const ASK: u32 = 0;
 /// Descriptors that go with one message, at most.
 pub const MOST_DESCRIPTORS: usize = 64;
 /// Bytes of an application's key.

@@ -78,8 +78,8 @@ pub struct ServeConfig {
 /// Why a server cannot begin.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum ServeError {
-    /// another stack serves at {path:?}: stop it, or choose another path
-    Taken { path: PathBuf },
+    /// another stack (process {process}) serves at {path:?}: stop it, or choose another path
+    Taken { path: PathBuf, process: u32 },
     /// {path:?} is there, and no socket: remove it, or choose another path
     NoSocket { path: PathBuf },
     /// {what} {path:?}: {source}

@@ -10,7 +10,7 @@ use offcore_flow::host::App;
 use offcore_flow::host::serve::ServeError;
 use offcore_port::Wake;
 use offcore_session::control::Owner;
-use offcore_session::message::{Call, Hello, KEY, NONE, Question, VERSION};
+use offcore_session::message::{ASK, Call, Hello, KEY, NONE, Question, VERSION};
 use offcore_session::slot::wish;
 use offcore_tcp::proto::Config;
 use rustix::event::PollFlags as Bits;
@@ -29,7 +29,7 @@ fn a_second_stack_is_refused_and_a_dead_one_replaced() {
     assert!(found.file_type().is_socket());
     assert_eq!(found.permissions().mode() & 0o777, 0o600);
     let error = serve(&path).unwrap_err();
-    assert!(matches!(error, ServeError::Taken { .. }));
+    assert!(matches!(error, ServeError::Taken { process, .. } if process == std::process::id()), "{error}");
     let text = error.to_string();
     assert!(text.contains(path.to_str().unwrap()) && text.contains("another path"), "{text}");
     drop(first);
@@ -60,6 +60,10 @@ fn who_may_not_join_hears_why() {
     let unknown = Hello { version: VERSION, key: [9; KEY] }.to_bytes();
     assert_eq!(refused(&unknown), (VERSION, Errno::ACCESS.raw_os_error() as u32));
     assert!(greet(&mut world, &knock(&path), b"GET / HTTP/1.1").is_none());
+    // Who only asks is told, and not counted.
+    let ask = Hello { version: ASK, key: [0; KEY] }.to_bytes();
+    let (welcome, descriptors) = greet(&mut world, &knock(&path), &ask).unwrap();
+    assert_eq!((welcome.version, welcome.error, descriptors.len()), (VERSION, 0, 0));
     let counts = world.app.counts();
     assert_eq!((counts.applications, counts.refused, counts.misused), (0, 3, 1));
 }
@@ -82,8 +86,12 @@ fn other_users_are_let_in_when_they_are_named() {
         knocking.join().unwrap()
     };
     let hello = |key| Hello { version: VERSION, key }.to_bytes();
-    let mut error = |user, key| greet(&mut world, &knock_as(user), &hello(key)).unwrap().0.error;
     let refused = Errno::ACCESS.raw_os_error() as u32;
+    for (user, expected) in [(54_322, refused), (54_321, 0)] {
+        let ask = Hello { version: ASK, key: [0; KEY] }.to_bytes();
+        assert_eq!(greet(&mut world, &knock_as(user), &ask).unwrap().0.error, expected);
+    }
+    let mut error = |user, key| greet(&mut world, &knock_as(user), &hello(key)).unwrap().0.error;
     assert_eq!(error(54_322, [0; KEY]), refused);
     assert_eq!(error(54_321, [0; KEY]), 0);
     // An application is of one user's.

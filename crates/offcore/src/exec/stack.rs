@@ -1,5 +1,6 @@
 //! The stack that a program runs on: one that is served, or one that is started for it.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -7,8 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
-use anyhow::{Context, Result, bail};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
+use anyhow::{Context, Result, anyhow, bail};
+use offcore_session::message::{ASK, Hello, KEY, VERSION, Welcome};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, connect, recv, send, socket,
+};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// How long a stack may take to begin, and a program or a stack to end.
@@ -17,28 +23,53 @@ const ENDS_WITHIN: Duration = Duration::from_secs(10);
 /// Time between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Whether somebody serves at a path.
+/// Whether somebody serves at a path, who is of this version and lets this user in.
 ///
 /// # Errors
-/// What the kernel says, in words.
+/// What the kernel says, or the stack, in words.
 pub(super) fn reach(path: &Path) -> Result<()> {
     let address = SocketAddrUnix::new(path).with_context(|| format!("--stack {}", path.display()))?;
     let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).context("a socket")?;
-    match connect(&socket, &address) {
-        Ok(()) => Ok(()),
-        Err(error) => {
-            let path = path.display();
-            let what = match error {
-                rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED => {
-                    format!(
-                        "nobody serves it: start `offcore tcp --port ... --serve {path}`, or give --port here"
-                    )
-                }
-                rustix::io::Errno::ACCESS => "this user may not: see --allow-uid of `offcore tcp`".into(),
-                error => error.to_string(),
-            };
-            bail!("no stack at {path}: {what}")
+    let path = path.display();
+    let found = connect(&socket, &address).and_then(|()| ask(&socket)).map_err(|error| {
+        let what = match error {
+            Errno::NOENT | Errno::CONNREFUSED => {
+                format!(
+                    "nobody serves it: start `offcore tcp --port ... --serve {path}`, or give --port here"
+                )
+            }
+            Errno::ACCESS => "this user may not: see --allow-uid of `offcore tcp`".into(),
+            Errno::AGAIN => format!("who serves it has not answered within {} s", BEGINS_WITHIN.as_secs()),
+            error => error.to_string(),
+        };
+        anyhow!("no stack at {path}: {what}")
+    })?;
+    match found {
+        Some(Welcome { version: VERSION, error: 0, .. }) => Ok(()),
+        Some(Welcome { version: VERSION, error, .. }) => {
+            bail!("no stack at {path}: {}", io::Error::from_raw_os_error(error.cast_signed()))
         }
+        Some(Welcome { version, .. }) => bail!(
+            "the stack at {path} speaks version {version}, this program version {VERSION}: use both of one build"
+        ),
+        None => bail!("no stack at {path}: who serves it is none"),
+    }
+}
+
+/// Asks a stack which version it has; `None`: it is none.
+fn ask(socket: &OwnedFd) -> Result<Option<Welcome>, Errno> {
+    set_socket_timeout(socket, Timeout::Recv, Some(BEGINS_WITHIN))?;
+    send(socket, &Hello { version: ASK, key: [0; KEY] }.to_bytes(), SendFlags::NOSIGNAL)?;
+    let mut bytes = [0; 256];
+    let (len, _) = recv(socket, &mut bytes[..], RecvFlags::empty())?;
+    let welcome = bytes.get(..len).and_then(Welcome::from_bytes);
+    match welcome {
+        Some(Welcome { version: VERSION, error, .. })
+            if error == Errno::ACCESS.raw_os_error().unsigned_abs() =>
+        {
+            Err(Errno::ACCESS)
+        }
+        welcome => Ok(welcome),
     }
 }
 

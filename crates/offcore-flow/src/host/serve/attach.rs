@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use offcore_session::message::{Hello, KEY, MOST_DESCRIPTORS, VERSION, Welcome};
+use offcore_session::message::{ASK, Hello, KEY, MOST_DESCRIPTORS, VERSION, Welcome};
 use offcore_session::shared::Shared;
 use rustix::event::epoll::EventFlags;
 use rustix::event::{EventfdFlags, eventfd};
@@ -77,13 +77,16 @@ impl Serve {
                 calls.now,
             );
         };
+        if hello.version == ASK {
+            return answer(socket.as_fd(), self.may_attach(socket.as_fd()).map_or_else(number, |_| 0));
+        }
         let found = self.find_app(socket.as_fd(), &hello, calls);
         let result = found.and_then(|(app, who)| self.admit(app, who, &socket));
         match result {
             Ok(attached) => self.greet(attached, socket, calls),
             Err(error) => {
                 self.refuse(calls.now, "a process is not let in", error);
-                send_refusal(socket.as_fd(), error);
+                answer(socket.as_fd(), number(error));
                 // One that was made for it is nobody's.
                 for app in 0..self.apps.len() {
                     self.end_when_over(app, calls);
@@ -102,17 +105,22 @@ impl Serve {
         if hello.version != VERSION {
             return Err(Errno::PROTO);
         }
-        let who = socket_peercred(socket)?;
+        let who = self.may_attach(socket)?;
         let user = who.uid.as_raw();
-        if user != 0 && user != self.user && !self.config.allow.contains(&user) {
-            return Err(Errno::ACCESS);
-        }
         if hello.key == [0; KEY] {
             return Ok((self.add_app(user, calls)?, who));
         }
         let known = |app: &Application| app.key == hello.key && app.user == user;
         let at = self.apps.iter().position(|app| app.as_deref().is_some_and(known));
         Ok((at.ok_or(Errno::ACCESS)?, who))
+    }
+
+    /// Who is at the other end of a socket, if it is a user that may attach.
+    fn may_attach(&self, socket: BorrowedFd<'_>) -> Result<UCred, Errno> {
+        let who = socket_peercred(socket)?;
+        let user = who.uid.as_raw();
+        let may = user == 0 || user == self.user || self.config.allow.contains(&user);
+        if may { Ok(who) } else { Err(Errno::ACCESS) }
     }
 
     /// A new application.
@@ -208,7 +216,7 @@ impl Serve {
             Ok(attached) => self.greet(attached, socket, calls),
             Err(error) => {
                 self.refuse(calls.now, "a process's child is not let in", error);
-                send_refusal(socket.as_fd(), error);
+                answer(socket.as_fd(), number(error));
                 self.watch.remove(socket.as_fd());
             }
         }
@@ -225,15 +233,8 @@ struct Attached {
     before: Option<(u32, u32)>,
 }
 
-fn send_refusal(socket: BorrowedFd<'_>, error: Errno) {
-    let welcome = Welcome {
-        version: VERSION,
-        error: number(error),
-        key: [0; KEY],
-        owner: 0,
-        pid: 0,
-        gate: 0,
-        segments: 0,
-    };
+/// Answers somebody who is not let in.
+fn answer(socket: BorrowedFd<'_>, error: u32) {
+    let welcome = Welcome { version: VERSION, error, key: [0; KEY], owner: 0, pid: 0, gate: 0, segments: 0 };
     let _ = wire::send(socket, &welcome.to_bytes(), &[]);
 }

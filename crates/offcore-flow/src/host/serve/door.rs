@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -94,15 +95,24 @@ fn lock(path: &Path, lock_path: &Path) -> Result<File, ServeError> {
         let file = open(lock_path, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(ServeError::Taken { path: path.to_owned() }),
+            Err(Errno::WOULDBLOCK) => return Err(taken(path, lock_path)),
             Err(error) => return Err(failed(error)),
         }
         // Who had it before may have removed the file in between: then this is a lock of nothing.
         let held = fstat(&file).map_err(failed)?;
         let found = fs::symlink_metadata(lock_path);
         if found.is_ok_and(|found| (found.dev(), found.ino()) == (held.st_dev, held.st_ino)) {
-            return Ok(file.into());
+            let mut file = File::from(file);
+            // For people: who finds it locked says who has it. Where that cannot be written it says less.
+            let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+            return Ok(file);
         }
     }
-    Err(ServeError::Taken { path: path.to_owned() })
+    Err(taken(path, lock_path))
+}
+
+/// Another stack has the lock, whose process is in it.
+fn taken(path: &Path, lock_path: &Path) -> ServeError {
+    let process = fs::read_to_string(lock_path).unwrap_or_default().trim().parse().unwrap_or(0);
+    ServeError::Taken { path: path.to_owned(), process }
 }

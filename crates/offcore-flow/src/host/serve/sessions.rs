@@ -279,7 +279,7 @@ impl Serve {
 
     /// When the last process of an application is gone nobody is to send its sessions anything any more. Descriptors of
     /// sessions that lie in their own queues would keep them for ever.
-    fn discard_descriptors(&self, app: usize) {
+    fn discard_descriptors(&mut self, app: usize) {
         let Some(application) = self.app(app) else { return };
         let sessions = application.numbers().into_iter().filter_map(|number| application.session(number));
         sessions.filter_map(Session::ours).for_each(pair::discard_descriptors);
