@@ -60,7 +60,19 @@ impl Offcore {
     /// # Errors
     /// As [`Offcore::start`].
     pub fn start_in(netns: &Netns, args: &[&str]) -> Result<Self> {
-        Self::spawn(netns.command(binary()?), args)
+        Self::start_behind(netns, &[], args)
+    }
+
+    /// The same behind `prefix`, a command that becomes what follows it.
+    ///
+    /// # Errors
+    /// As [`Offcore::start`].
+    pub fn start_behind(netns: &Netns, prefix: &[&str], args: &[&str]) -> Result<Self> {
+        let binary = binary()?;
+        let [first, more @ ..] = prefix else { return Self::spawn(netns.command(binary), args) };
+        let mut command = netns.command(first);
+        command.args(more).arg(binary);
+        Self::spawn(command, args)
     }
 
     /// Runs `offcore` to its end: for what does not go on by itself, such as refused arguments.
@@ -146,6 +158,13 @@ impl Offcore {
     /// All complete lines printed so far, whether or not a wait has passed them.
     pub fn lines(&self) -> Vec<Line> {
         lines(&self.process.stdout_from(0)).map(Line::new).collect()
+    }
+
+    /// The last line that is JSON, whether or not a wait has passed it.
+    pub fn last_report(&self) -> Option<Value> {
+        let text = self.process.stdout_from(0);
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        whole.rsplit('\n').find_map(|line| serde_json::from_str(line).ok())
     }
 
     /// What has been printed on standard error so far.
@@ -291,6 +310,7 @@ mod tests {
             stand_in(r#"echo '{"x":1}'; n=0; while :; do n=$((n+7)); echo "{\"rx\":$n}"; sleep 0.01; done"#);
         let line = offcore.wait_for_count("received packets", 50, |j| j["rx"].as_u64()).unwrap();
         assert_eq!(line.json.unwrap()["rx"], 56);
+        assert!(offcore.last_report().unwrap()["rx"].as_u64() >= Some(56));
     }
 
     #[test]

@@ -103,6 +103,22 @@ impl Link {
     /// # Errors
     /// When it does not compile, does not end well, or does not end with `end`; the text has the end of its output.
     pub fn run(&self, name: &str, prefix: &[&str]) -> Result<Vec<String>> {
+        self.run_with(name, prefix, &[])
+    }
+
+    /// The same of a program that has more arguments.
+    ///
+    /// # Errors
+    /// As [`Link::run`].
+    pub fn run_with(&self, name: &str, prefix: &[&str], more: &[&str]) -> Result<Vec<String>> {
+        lines(self.start(name, prefix, more)?)
+    }
+
+    /// Starts such a program; [`lines`] waits for its end.
+    ///
+    /// # Errors
+    /// When it does not compile, or cannot be started.
+    pub fn start(&self, name: &str, prefix: &[&str], more: &[&str]) -> Result<Process> {
         let program = compiled(name)?;
         let mut words = prefix.iter().map(AsRef::<OsStr>::as_ref).chain([program.as_os_str()]);
         let first = words.next().context("a program's name is there")?;
@@ -111,15 +127,23 @@ impl Link {
         for (here, far) in HERE_ADDRESSES.iter().zip(FAR_ADDRESSES) {
             command.args([here, far]);
         }
-        let mut running = Process::spawn(name, command)?;
-        let status = running.wait_for_exit(LONGEST)?;
-        let output = running.stdout_from(0);
-        let mut lines: Vec<String> = output.lines().map(str::to_owned).collect();
-        if !status.success() || lines.pop().is_none_or(|last| last != "end") {
-            bail!("{name} ended with {status}\n{}", running.tail());
-        }
-        Ok(lines)
+        command.args(more);
+        Process::spawn(name, command)
     }
+}
+
+/// Waits for a program that was [started](Link::start) to end: its lines without the last, which is `end`.
+///
+/// # Errors
+/// As [`Link::run`].
+pub fn lines(mut running: Process) -> Result<Vec<String>> {
+    let status = running.wait_for_exit(LONGEST)?;
+    let output = running.stdout_from(0);
+    let mut lines: Vec<String> = output.lines().map(str::to_owned).collect();
+    if !status.success() || lines.pop().is_none_or(|last| last != "end") {
+        bail!("it ended with {status}\n{}", running.tail());
+    }
+    Ok(lines)
 }
 
 fn give(netns: &Netns, interface: &str, [four, six]: [&str; 2]) -> Result<()> {

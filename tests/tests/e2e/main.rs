@@ -21,6 +21,7 @@ mod ours;
 mod pktgen;
 mod programs;
 mod refused;
+mod robust;
 mod settings;
 mod switch;
 mod tcp;

@@ -1,7 +1,7 @@
 //! Programs that try the socket calls (`tests/programs`): what they print on the kernel's stack is the same each time, and
 //! [the same on ours](on_stack).
 
-mod on_stack;
+pub(super) mod on_stack;
 
 use peers::programs::difference;
 use peers::{Link, Need, require};
@@ -33,6 +33,11 @@ fn ending() {
 #[test]
 fn epoll() {
     same_twice("epoll", 119);
+}
+
+#[test]
+fn exhausted() {
+    same_twice("exhausted", 12);
 }
 
 #[test]
@@ -104,4 +109,4 @@ macro_rules! on_stack {
     };
 }
 
-on_stack! { connect descriptors ending epoll files fortify listen options polling processes servers stdio stream threads udp }
+on_stack! { connect descriptors ending epoll exhausted files fortify listen options polling processes servers stdio stream threads udp }

@@ -2,9 +2,11 @@
 //! with reasons, in `tests/programs/deviations.txt`.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use peers::programs::HERE_ADDRESSES;
+use offcore_bench::peer::process::Process;
+use peers::offcore::Finished;
+use peers::programs::{HERE_ADDRESSES, lines};
 use peers::{Link, Need, Offcore, require};
 
 const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/deviations.txt");
@@ -47,15 +49,21 @@ impl Deviation {
 }
 
 /// The stack on a link's tested side, and the socket by which programs find it.
-struct Stack {
-    link: Link,
-    _stack: Offcore,
-    socket: String,
-    dir: std::path::PathBuf,
+pub(crate) struct Stack {
+    // Dropped first: a namespace goes when nothing runs in it any more.
+    pub(crate) stack: Offcore,
+    pub(crate) link: Link,
+    pub(crate) socket: String,
+    _dir: Dir,
 }
 
 impl Stack {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
+        Self::behind(name, &[])
+    }
+
+    /// The same of a stack that is started behind `prefix`, a command that runs what follows it.
+    pub(crate) fn behind(name: &str, prefix: &[&str]) -> Self {
         let link = Link::new().unwrap();
         link.here().disable_offloads("t0").unwrap();
         link.far().disable_offloads("k0").unwrap();
@@ -65,25 +73,41 @@ impl Stack {
         let socket = dir.join("stack.sock").display().to_string();
         let port = format!("af_packet:t0,addr={}/24,addr={}/64", HERE_ADDRESSES[0], HERE_ADDRESSES[1]);
         let args = ["tcp", "--port", &port, "--idle", "sleep", "--serve", &socket];
-        let mut stack = Offcore::start_in(link.here(), &[&args[..], &["--format", "json"]].concat()).unwrap();
+        let args = [&args[..], &["--format", "json", "--stats-interval", "0.2"]].concat();
+        let mut stack = Offcore::start_behind(link.here(), prefix, &args).unwrap();
         stack.wait_for("a report", |line| line.json.is_some()).unwrap();
         for address in HERE_ADDRESSES {
             let ping = || link.far().run("ping", &["-c1", "-W1", address]);
             assert!((0..20).any(|_| ping().is_ok()), "{address} answers no ping: {}", stack.tail());
         }
-        Self { link, _stack: stack, socket, dir }
+        Self { stack, link, socket, _dir: Dir(dir) }
     }
 
-    fn run(&self, program: &str) -> Vec<String> {
+    /// Ends the stack.
+    pub(crate) fn finish(self) -> Finished {
+        self.stack.stop().unwrap()
+    }
+
+    /// What a program prints that runs on the stack.
+    pub(crate) fn run(&self, program: &str, more: &[&str]) -> Vec<String> {
+        lines(self.start(program, &[], more)).unwrap()
+    }
+
+    /// Starts a program on the stack, behind a command that runs what follows it.
+    pub(crate) fn start(&self, program: &str, prefix: &[&str], more: &[&str]) -> Process {
         let binary = peers::offcore::binary().unwrap();
         let binary = binary.to_str().unwrap();
-        self.link.run(program, &[binary, "exec", "--stack", &self.socket, "--"]).unwrap()
+        let exec = [prefix, &[binary, "exec", "--stack", &self.socket, "--"]].concat();
+        self.link.start(program, &exec, more).unwrap()
     }
 }
 
-impl Drop for Stack {
+/// A directory that goes with a stack.
+struct Dir(PathBuf);
+
+impl Drop for Dir {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.dir);
+        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -91,7 +115,7 @@ impl Drop for Stack {
 pub(super) fn same_on_stack(program: &str) {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Cc]) else { return };
     let kernel = Link::with_kernel().unwrap().run(program, &[]).unwrap();
-    let stack = Stack::new(program).run(program);
+    let stack = Stack::new(program).run(program, &[]);
     let deviations = Deviation::of(program);
     let (mut seen, mut wrong, mut differ) = (vec![false; deviations.len()], Vec::new(), 0);
     for (theirs, ours) in kernel.iter().zip(&stack).filter(|(theirs, ours)| theirs != ours) {

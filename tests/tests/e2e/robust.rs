@@ -1,0 +1,135 @@
+//! Applications that die in the middle of a call, scribble over what they share, take their time, or find nothing left: others
+//! go on, and nothing is left of them.
+
+mod exhausted;
+mod scribbled;
+mod slow;
+mod stepped;
+mod versions;
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use offcore_bench::peer::process::Process;
+use peers::programs::lines;
+use peers::{Need, Offcore};
+
+use super::programs::on_stack::Stack;
+
+const NEEDS: [Need; 3] = [Need::Root, Need::Ip, Need::Cc];
+/// Without progress for so long a test fails.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Memory that a stack may have more of when nothing is left of an application, in KiB: what its allocator keeps.
+const KEPT: u64 = 16 << 10;
+
+/// Whether everything is tried, which takes long.
+pub(super) fn full() -> bool {
+    std::env::var_os("OFFCORE_FULL").is_some_and(|full| full == "1")
+}
+
+/// A stack, and an application on it whose streams are checked.
+struct Beside {
+    neighbour: Process,
+    stack: Stack,
+    before: Before,
+}
+
+/// What a stack has of its applications.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    applications: u64,
+    processes: u64,
+    sessions: u64,
+    descriptors: usize,
+}
+
+impl Held {
+    pub(super) fn by(stack: &Offcore) -> Self {
+        let count = |name: &str| served(stack, name);
+        Self {
+            applications: count("applications"),
+            processes: count("processes"),
+            sessions: count("sessions"),
+            descriptors: fs::read_dir(format!("/proc/{}/fd", stack.id())).unwrap().count(),
+        }
+    }
+}
+
+/// What a stack counts of those that it serves.
+fn served(stack: &Offcore, name: &str) -> u64 {
+    let report = stack.last_report().unwrap();
+    report["tcp"][0]["serve"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {report}"))
+}
+
+/// Resident memory of a stack, in KiB.
+fn memory(stack: &Offcore) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", stack.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// What a stack has at a time at which it is to have no more, later.
+pub(super) struct Before {
+    held: Held,
+    memory: u64,
+}
+
+impl Before {
+    pub(super) fn now(stack: &Offcore) -> Self {
+        Self { held: Held::by(stack), memory: memory(stack) }
+    }
+
+    /// Waits until nothing is left of what has come since.
+    pub(super) fn is_all(&self, stack: &Offcore) {
+        let held = || Held::by(stack);
+        let tail = || format!("{:?}, not {:?}: {}", held(), self.held, stack.tail());
+        until("what is left to go", || held() == self.held, tail);
+        let now = memory(stack);
+        assert!(now <= self.memory + KEPT, "{now} KiB of memory, {} before", self.memory);
+    }
+}
+
+impl Beside {
+    fn new(name: &str) -> Self {
+        Self::on(Stack::new(name))
+    }
+
+    fn on(stack: Stack) -> Self {
+        let mut neighbour = stack.start("neighbour", &[], &[]);
+        goes_on(&mut neighbour);
+        until("a report", || served(&stack.stack, "sessions") == 1, || stack.stack.tail());
+        let before = Before::now(&stack.stack);
+        Self { neighbour, stack, before }
+    }
+
+    /// Waits for the neighbour's next rounds, each byte of which it checks.
+    fn goes_on(&mut self) {
+        goes_on(&mut self.neighbour);
+    }
+
+    /// The end: everybody is well, and nothing is left of others than the neighbour.
+    fn stop(mut self) {
+        self.goes_on();
+        self.before.is_all(&self.stack.stack);
+        self.neighbour.write_line("end").unwrap();
+        lines(self.neighbour).unwrap();
+        let finished = self.stack.finish();
+        assert!(finished.status.success(), "{finished:?}");
+        assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
+    }
+}
+
+fn goes_on(neighbour: &mut Process) {
+    let from = neighbour.printed();
+    neighbour.wait_for(from, TIMEOUT, "rounds", |text| text.contains("rounds").then_some(())).unwrap();
+}
+
+/// Waits until a condition holds.
+fn until(what: &str, mut holds: impl FnMut() -> bool, tail: impl Fn() -> String) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < TIMEOUT, "waited for {what}: {}", tail());
+        thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,39 @@
+//! Applications that take their time, beside one that does not: `tests/programs/slow.c`.
+
+use peers::programs::lines;
+use peers::require;
+
+use super::{Beside, NEEDS, TIMEOUT};
+
+#[test]
+fn who_never_reads_holds_nobody_up() {
+    let Some(()) = require(&NEEDS) else { return };
+    let mut beside = Beside::new("never");
+    let mut slow = beside.stack.start("slow", &[], &["never"]);
+    slow.wait_for(0, TIMEOUT, "full FIFOs", |text| text.contains("full: ").then_some(())).unwrap();
+    // Its peer's messages go on coming, and so do its own as soon as there is room: nothing moves now but the neighbour.
+    for _ in 0..5 {
+        beside.goes_on();
+    }
+    slow.write_line("go on").unwrap();
+    let said = lines(slow).unwrap();
+    let expected =
+        ["is all there: no", "is something there: yes", "full: none", "the peer has all: yes", "empty: OUT"];
+    assert_eq!(said, expected);
+    beside.stop();
+}
+
+#[test]
+fn who_is_slow_holds_nobody_up() {
+    let Some(()) = require(&NEEDS) else { return };
+    let mut beside = Beside::new("slow");
+    let mut slow = beside.stack.start("slow", &[], &["little"]);
+    let mut turns = 0;
+    while slow.exit_status(std::time::Duration::ZERO).is_none() {
+        beside.goes_on();
+        turns += 1;
+    }
+    assert_eq!(lines(slow).unwrap(), [""; 0]);
+    assert!(turns >= 5, "the neighbour has made {turns} turns in 4 s");
+    beside.stop();
+}
