@@ -7,6 +7,7 @@ mod nginx;
 mod python;
 mod redis;
 mod refused;
+mod soak;
 mod ssh;
 mod stack;
 

@@ -1,0 +1,96 @@
+//! nginx for a long time: its workers are exchanged, and killed, while it is asked. In the end nothing has piled up.
+//!
+//! It goes on for some seconds, with `OFFCORE_FULL=1` for half an hour, and with `OFFCORE_SOAK_SECONDS` as long as that says.
+
+use std::time::{Duration, Instant};
+
+use offcore_bench::peer::process::Process;
+use peers::offcore::Signal;
+use peers::{Need, one_core, require};
+use rustix::process::{Pid, kill_process};
+
+use super::super::http::{curl, url};
+use super::super::robust::{Before, full};
+use super::nginx::{self, PLAIN, Server, Wanted};
+use super::{NEEDS, STACK, Stage, children, lives, until};
+
+const WORKERS: usize = 2;
+/// Time between two things that happen to the workers.
+const PAUSE: Duration = Duration::from_millis(500);
+
+fn seconds() -> u64 {
+    let told = std::env::var("OFFCORE_SOAK_SECONDS").ok().map(|told| told.parse().unwrap());
+    told.unwrap_or(if full() { 1800 } else { 5 })
+}
+
+/// Asks over connections that are kept, and over others. A worker that is killed ends some.
+fn ask(stage: &Stage, seconds: u64) -> Process {
+    let duration = format!("{seconds}s");
+    let url = url(STACK[0], "4096");
+    stage.start_beside(&["wrk", "--threads", "1", "--connections", "30", "--duration", &duration, &url])
+}
+
+/// What has been answered; all of it well.
+fn answered(mut wrk: Process) -> u64 {
+    let status = wrk.wait_for_exit(Duration::from_secs(600)).unwrap();
+    let report = wrk.stdout_from(0);
+    assert!(status.success() && !report.contains("Non-2xx"), "{report}");
+    let requests = report.lines().find_map(|line| line.trim().split_once(" requests in ")).unwrap().0;
+    requests.parse().unwrap()
+}
+
+fn workers(server: &Server) -> Vec<u32> {
+    children(server.process.id())
+}
+
+/// The workers are exchanged.
+fn reload(server: &mut Server) {
+    let old = workers(server);
+    server.process.signal(Signal::HUP).unwrap();
+    let are_gone = || !old.iter().any(|&worker| lives(worker));
+    until("the old workers' end", are_gone, || server.process.tail());
+}
+
+/// One of them is killed.
+fn kill(server: &Server) {
+    let killed = workers(server)[0];
+    kill_process(Pid::from_raw(killed as i32).unwrap(), Signal::KILL).unwrap();
+    let is_replaced = || {
+        let now = workers(server);
+        now.len() == WORKERS && !now.contains(&killed)
+    };
+    until("a new worker", is_replaced, || server.process.tail());
+}
+
+#[test]
+fn workers_come_and_go() {
+    let needs = [&NEEDS[..], &[Need::Nginx, Need::Curl, Need::Wrk]].concat();
+    let Some(()) = require(&needs) else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let mut server = Wanted { workers: WORKERS as u32, ..PLAIN }.start(&stage);
+    let stack = stage.stack.as_ref().unwrap();
+    // What is there once, and for ever, is there after this.
+    let wrk = ask(&stage, 2);
+    reload(&mut server);
+    kill(&server);
+    assert!(answered(wrk) > 0);
+    std::thread::sleep(PAUSE);
+    let before = Before::now(stack);
+    let (start, seconds) = (Instant::now(), seconds());
+    while start.elapsed().as_secs() < seconds {
+        let wrk = ask(&stage, (seconds - start.elapsed().as_secs()).clamp(1, 60));
+        let begun = Instant::now();
+        let mut round = 0;
+        while begun.elapsed() < Duration::from_secs(58) && start.elapsed().as_secs() < seconds {
+            std::thread::sleep(PAUSE);
+            round += 1;
+            if round % 2 == 0 { kill(&server) } else { reload(&mut server) }
+        }
+        assert!(answered(wrk) >= 10);
+        assert!(curl(&stage.netns, &[&url(STACK[0], "65536")]) == nginx::file(65_536));
+    }
+    before.is_all(stack);
+    server.quit();
+    stage.stop();
+}
