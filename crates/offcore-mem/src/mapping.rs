@@ -120,7 +120,7 @@ impl Mapping {
             };
         let fd = rustix::fs::memfd_create(name, flags).map_err(fail("memfd_create"))?;
         rustix::fs::ftruncate(&fd, len as u64).map_err(fail("ftruncate"))?;
-        // Nobody who gets this fd can take pages away from under us.
+        // Nobody who gets this fd can make it shorter. Holes can be punched into it: who gives it away has ordinary pages.
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
             .map_err(fail("sealing a memfd"))?;
         // mmap reserves hugepages or fails here, rather than with a SIGBUS later; POPULATE touches them.

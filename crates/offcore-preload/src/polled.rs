@@ -10,6 +10,7 @@ use libc::epoll_event;
 
 use crate::link;
 use crate::real;
+use crate::sys;
 
 /// Registrations that are remembered, at most.
 const MOST: usize = 1024;
@@ -41,6 +42,8 @@ static REGISTRATIONS: Registrations = Registrations {
 impl Registrations {
     /// What there is, for as long as `with` runs.
     fn hold<T>(&self, with: impl FnOnce(&mut [Registration; MOST], &mut usize) -> T) -> T {
+        // A handler that closes a socket would wait for what it has interrupted.
+        let _signals = sys::Blocked::new();
         let _lock = link::registrations();
         // SAFETY: the lock is held; without one no socket becomes a session, and nobody comes here.
         unsafe { with(&mut *self.list.get(), &mut *self.len.get()) }

@@ -66,6 +66,7 @@ pub struct Arena {
     /// Bytes that are mapped, and that may be: whole large blocks.
     len: usize,
     limit: usize,
+    pages_of: Hugepages,
     /// Numbers of the free large blocks: their first page divided by 16. The last one freed is the first one used.
     large: Vec<u32>,
     /// Large blocks that only [`Share::Reserved`] takes: as many of the last ones that are free.
@@ -87,11 +88,25 @@ impl Arena {
     /// # Errors
     /// When there is not as much memory.
     pub fn new(limit: usize) -> Result<Self, MemoryError> {
+        Self::on(Hugepages::Auto, limit)
+    }
+
+    /// The same for another process, on ordinary pages: it can punch holes into the segments, which are sealed against nothing
+    /// but other lengths. An ordinary page is allocated anew when it is touched; for a hugepage there may be none left by then.
+    ///
+    /// # Errors
+    /// As [`Arena::new`].
+    pub fn shared(limit: usize) -> Result<Self, MemoryError> {
+        Self::on(Hugepages::None, limit)
+    }
+
+    fn on(pages_of: Hugepages, limit: usize) -> Result<Self, MemoryError> {
         let limit = limit.clamp(LARGE, LARGEST) / LARGE * LARGE;
         let mut arena = Self {
             memory: Arc::new(Memory::new(limit.div_ceil(SEGMENT))),
             len: 0,
             limit,
+            pages_of,
             large: Vec::new(),
             reserve: 0,
             blocks: Cuts::default(),
@@ -119,7 +134,7 @@ impl Arena {
         if len == 0 {
             return Ok(false);
         }
-        let (mapping, fd) = Mapping::memfd("offcore-session", len, Hugepages::Auto)?;
+        let (mapping, fd) = Mapping::memfd("offcore-session", len, self.pages_of)?;
         self.memory.add(self.len / SEGMENT, mapping, fd);
         let (first, n) = (self.len / LARGE, len / LARGE);
         self.blocks.add(n);

@@ -25,12 +25,11 @@ pub(crate) const STACK: &str = "/run/offcore/stack.sock";
 /// The examples of `offcore exec --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  A stack that programs can use, as root; then, in another terminal, programs
+  A stack that programs can use, as root; then, in another terminal, a program
   on it:
     offcore tcp --port tap:tap0,addr=10.0.0.2/24 --idle sleep \\
       --serve /run/offcore.sock
     offcore exec --stack /run/offcore.sock -- nginx -g 'daemon off;'
-    offcore exec --stack /run/offcore.sock -- curl http://10.0.0.1/
 
   Both at once: a stack for this program alone, which ends with it:
     offcore exec --port tap:tap0,addr=10.0.0.2/24 -- nginx -g 'daemon off;'

@@ -66,6 +66,9 @@ pub struct Row {
     /// HTTP: microseconds of the server's processes for a request; the same on the kernel's stack.
     pub server_us_per_request: Option<f64>,
     pub peer_server_us_per_request: Option<f64>,
+    /// HTTP: the same of server and client.
+    pub both_us_per_request: Option<f64>,
+    pub peer_both_us_per_request: Option<f64>,
     /// TCP over veth: the part of the time in which the other end's core is busy; the same of the kernel to itself.
     pub far_busy: Option<f64>,
     pub peer_far_busy: Option<f64>,

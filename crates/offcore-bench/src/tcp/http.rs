@@ -8,15 +8,16 @@
 //! theirs: nginx, the kernel's TCP ─────────── veth ──┘
 //! ```
 //! Both have pairs of their own, made alike, with segmentation and checksums left open on both ends. Windows alternate. wrk
-//! says how many answers came, of what length, and fails when one is missing; another client, which is slow, compares every
-//! byte of its own answers meanwhile.
+//! counts answers and bytes; how long an answer has to be says another client, which is slow, has connections of its own and
+//! compares every byte. An answer that never comes is noticed on these; wrk forgets it.
 //!
-//! What a request costs the server is what its processes used, by `/proc`: nginx and, of ours, the stack. The kernel does some
-//! of what it receives on the core that transmits, at either end.
+//! What a request costs is what processes used, by `/proc`: nginx and, of ours, the stack; and wrk. The kernel does what it
+//! receives on the core that transmits, which over veth is the other end's: so what counts is the sum. (Where the kernel keeps
+//! the time of interrupts apart, `CONFIG_IRQ_TIME_ACCOUNTING`, it is in nobody's.)
 //!
 //! The kernel sends a file by reference (`sendfile`) and passes its packets over a veth pair by reference. Ours are copied
 //! into the FIFO, into packets and by the port into the kernel. With `read` nginx reads files itself, and the kernel, too,
-//! copies what it sends.
+//! copies what it sends. With `nopush` the kernel's head and body are one packet, as ours always are.
 
 mod load;
 mod server;
@@ -27,7 +28,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use offcore_stats::{named, tsc};
 
-use super::veth::{noise, pair};
+use super::veth::{FAR_BOUND, noise, pair};
 use crate::BURST;
 use crate::peer::netns::{self, Netns};
 use crate::peer::tempdir::TempDir;
@@ -51,6 +52,8 @@ named! {
     pub enum How {
         /// Connections are kept; nginx has the kernel send files.
         SendFile = "sendfile",
+        /// The same with `tcp_nopush`.
+        NoPush = "nopush",
         /// Connections are kept; nginx reads files and writes them.
         Read = "read",
         /// Each request has a connection of its own.
@@ -74,9 +77,9 @@ pub struct HttpOptions {
 }
 
 impl HttpOptions {
-    /// 10 pairs of windows of 2 s in each cell; with `quick` 4 of 1 s.
+    /// 12 pairs of windows of 2 s in each cell; with `quick` 6 of 1 s.
     pub fn new(quick: bool, binary: PathBuf, lcore: usize, other_lcore: Option<usize>) -> Self {
-        let (pairs, window) = if quick { (4, 1) } else { (10, 2) };
+        let (pairs, window) = if quick { (6, 1) } else { (12, 2) };
         Self { binary, pairs, window, lcore, other_lcore }
     }
 
@@ -142,8 +145,8 @@ struct Window {
     p99: f64,
     /// Seconds of the server's processes.
     server: f64,
-    /// What part of the time wrk's core was busy.
-    far_busy: f64,
+    /// Seconds of wrk.
+    client: f64,
     /// Answers that were compared, byte by byte.
     compared: u64,
 }
@@ -158,15 +161,26 @@ impl Window {
     fn cost(&self) -> f64 {
         self.server * 1e6 / self.requests.max(1) as f64
     }
+
+    /// The same of server and client.
+    fn both_cost(&self) -> f64 {
+        self.cost() + self.client * 1e6 / self.requests.max(1) as f64
+    }
+
+    /// What part of the time wrk used its core.
+    fn far_busy(&self) -> f64 {
+        self.client / self.seconds
+    }
 }
 
 impl Cell {
     fn all() -> Vec<Self> {
         let of = |how, connections| move |size| Self { how, size, connections };
         let sent = SIZES.into_iter().map(of(How::SendFile, CONNECTIONS));
+        let pushed = SIZES.into_iter().filter(|&size| size < 32 << 10).map(of(How::NoPush, CONNECTIONS));
         let read = SIZES.into_iter().filter(|&size| size >= 32 << 10).map(of(How::Read, CONNECTIONS));
         let more = [of(How::Close, CONNECTIONS)(SIZES[0]), of(How::SendFile, MANY)(SIZES[0])];
-        sent.chain(read).chain(more).collect()
+        sent.chain(pushed).chain(read).chain(more).collect()
     }
 
     fn measure(
@@ -226,8 +240,11 @@ impl Cell {
         (row.p50_ns, row.p99_ns) = (ns(ours, |window| window.p50), ns(ours, |window| window.p99));
         (row.peer_p50_ns, row.peer_p99_ns) =
             (ns(theirs, |window| window.p50), ns(theirs, |window| window.p99));
-        row.far_busy = Some(median(ours, |window| window.far_busy));
-        row.peer_far_busy = Some(median(theirs, |window| window.far_busy));
+        row.both_us_per_request = Some(median(ours, Window::both_cost));
+        row.peer_both_us_per_request = Some(median(theirs, Window::both_cost));
+        let far = [ours, theirs].map(|windows| median(windows, Window::far_busy));
+        (row.far_busy, row.peer_far_busy) = (Some(far[0]), Some(far[1]));
+        row.fe_bound = Some(far[0] > FAR_BOUND || far[1] > FAR_BOUND);
         row.set_noise(noise(&our_rates, &their_rates));
         row
     }
@@ -245,10 +262,10 @@ mod tests {
             p50: 1500.0,
             p99: 9000.0,
             server: 0.9,
-            far_busy: 0.5,
+            client: 0.5,
             compared: 7,
         };
-        let theirs = Window { requests: 20_000, server: 1.0, far_busy: 0.4, compared: 9, ..ours };
+        let theirs = Window { requests: 20_000, server: 1.0, client: 0.4, compared: 9, ..ours };
         let row = Cell::all()[0].row(&[ours; 4], &[theirs; 4]);
         let near = |a: Option<f64>, b: f64| assert!((a.unwrap() / b - 1.0).abs() < 1e-9, "{a:?} {b}");
         near(row.peer_ratio, 1.5);
@@ -256,6 +273,7 @@ mod tests {
         near(row.peer_median, 0.01);
         near(row.server_us_per_request, 30.0);
         near(row.peer_server_us_per_request, 50.0);
+        near(row.peer_both_us_per_request, 70.0);
         near(row.p99_ns, 9e6);
         assert_eq!((row.received, row.verified, row.noise_floor), (120_000, 28, Some(0.0)));
     }

@@ -121,6 +121,11 @@ pub(super) fn fifo_of(connections: usize) -> u32 {
     if connections <= FEW { LARGE_FIFO } else { SMALL_FIFO }
 }
 
+/// Chunks of a window: of those that are asked for, one of a connection.
+pub(super) fn at_a_time(chunk: usize, (asks, connections): (bool, usize)) -> usize {
+    (WINDOW / chunk).clamp(1, if asks { connections } else { usize::MAX })
+}
+
 /// The far host.
 #[derive(Debug)]
 struct Far {
@@ -429,8 +434,7 @@ impl Link {
     /// A window; `None` when segments were sent again in it or packets dropped, as happens when somebody was taken off his
     /// core for long: that is no part of what is measured.
     fn try_window(&mut self, other: &OtherCore) -> Result<Option<Cost>> {
-        let most = if self.asks { self.connections } else { usize::MAX };
-        let count = (WINDOW / self.chunk).clamp(1, most);
+        let count = at_a_time(self.chunk, (self.asks, self.connections));
         let chunks = Chunks { first: self.next, count, connections: self.connections, len: self.chunk };
         self.next = (self.next + count) % self.connections;
         let before = self.seen()?;

@@ -19,6 +19,8 @@ use crate::method::lockstep::lock;
 pub(super) const PORT: u16 = 5001;
 /// Bytes after which what is written begins again: a prime number, so that no wrong place looks right.
 const PERIOD: usize = 1_048_573;
+/// Bytes of the pattern between the beginnings of connections of two ports.
+const APART: u64 = 4099;
 /// Connections that are opened at a time.
 const AT_A_TIME: usize = 256;
 
@@ -35,6 +37,8 @@ struct Stream {
     conn: ConnId,
     reader: Reader,
     writer: Writer,
+    /// Where in the pattern it begins: no two are alike.
+    start: u64,
     written: u64,
     read: u64,
     /// Bytes that are still to be written.
@@ -89,7 +93,7 @@ impl Streams {
             let stream = &mut streams[index];
             let mut all = 0;
             while stream.owed > 0 {
-                let at = (stream.written % PERIOD as u64) as usize;
+                let at = ((stream.start + stream.written) % PERIOD as u64) as usize;
                 let start = tsc::now();
                 let (n, flushing) = write(&mut stream.writer, &PATTERN[at..at + stream.owed.min(PERIOD)]);
                 *ticks += (tsc::now() - start).saturating_sub(flushing);
@@ -123,7 +127,7 @@ impl Streams {
             if n == 0 {
                 break;
             }
-            let at = (stream.read % PERIOD as u64) as usize;
+            let at = ((stream.start + stream.read) % PERIOD as u64) as usize;
             ensure!(
                 self.buffer[..n] == PATTERN[at..at + n],
                 "wrong bytes from {} of connection {index} on",
@@ -175,7 +179,8 @@ impl Ends {
         let reader = Reader::new(Arc::clone(memory), slot)?;
         let writer = Writer::new(Arc::clone(memory), slot)?;
         let port = if self.client.is_some() { info.local.port() } else { info.remote.port() };
-        let stream = Stream { conn, reader, writer, written: 0, read: 0, owed: 0 };
+        let stream =
+            Stream { conn, reader, writer, start: u64::from(port) * APART, written: 0, read: 0, owed: 0 };
         lock(&self.shared.streams).by_port.insert(port, stream);
         Some(())
     }

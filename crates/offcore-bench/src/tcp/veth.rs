@@ -36,13 +36,12 @@ use crate::report::progress::Progress;
 use crate::report::row::Row;
 use crate::report::sample::{Bounds, Spread, paired_ratio};
 use far::Far;
-pub(super) use far::busy;
 use hosts::{Host, Kernel};
 
 /// The MTU of the pairs, of which a segment of [`SEGMENT`] bytes is made.
 const MTU: &str = "1500";
 /// The far end is the limit from this part of its core on.
-const FAR_BOUND: f64 = 0.9;
+pub(super) const FAR_BOUND: f64 = 0.9;
 
 named! {
     /// What is under our host.

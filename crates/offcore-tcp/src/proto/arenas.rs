@@ -29,8 +29,8 @@ pub(super) struct App {
 }
 
 impl App {
-    fn new(memory: usize) -> Result<Box<Self>, MemoryError> {
-        let arena = memory::arena(memory)?;
+    fn new(memory: usize, shared: bool) -> Result<Box<Self>, MemoryError> {
+        let arena = memory::arena(memory, shared)?;
         Ok(Box::new(Self {
             arena,
             shortage: Shortage::default(),
@@ -64,12 +64,12 @@ pub(super) struct Arenas {
 impl Arenas {
     /// With `memory` bytes, at most, for the stack's own process.
     pub(super) fn new(memory: usize) -> Result<Self, MemoryError> {
-        Ok(Self { apps: vec![Some(App::new(memory)?)] })
+        Ok(Self { apps: vec![Some(App::new(memory, false)?)] })
     }
 
     /// Adds an application.
     pub(super) fn add(&mut self, memory: usize) -> Result<AppId, MemoryError> {
-        let app = App::new(memory)?;
+        let app = App::new(memory, true)?;
         let free = self.apps.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
             self.apps.push(None);

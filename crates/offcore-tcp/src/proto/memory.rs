@@ -13,9 +13,9 @@ const RESERVE_SHARE: usize = 8;
 /// What part of the memory has to be free for what may never be of use.
 const PLENTY: usize = 4;
 
-/// Memory for the FIFOs of an application.
-pub(super) fn arena(memory: usize) -> Result<Arena, MemoryError> {
-    let mut arena = Arena::new(memory)?;
+/// Memory for the FIFOs of an application, of this process or of another one.
+pub(super) fn arena(memory: usize, shared: bool) -> Result<Arena, MemoryError> {
+    let mut arena = if shared { Arena::shared(memory)? } else { Arena::new(memory)? };
     arena.reserve(RESERVE.min(memory / LARGE / RESERVE_SHARE));
     Ok(arena)
 }

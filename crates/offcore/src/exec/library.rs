@@ -1,9 +1,9 @@
 //! The preload library, which the binary carries with it, as a file that the dynamic linker can load.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// What the build script has built.
@@ -18,8 +18,11 @@ pub(super) fn install() -> io::Result<PathBuf> {
     let path = directory.join(format!("preload-{:016x}.so", hasher.finish()));
     if !is_there(&path)? {
         let new = directory.join(format!("preload-{}.new", std::process::id()));
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o755).open(&new)?;
-        let written = file.write_all(LIBRARY).and_then(|()| fs::rename(&new, &path));
+        let mut file = OpenOptions::new().write(true).create_new(true).open(&new)?;
+        let written = file.write_all(LIBRARY).and_then(|()| {
+            file.set_permissions(Permissions::from_mode(0o755))?;
+            fs::rename(&new, &path)
+        });
         if written.is_err() {
             let _ = fs::remove_file(&new);
         }
@@ -39,26 +42,42 @@ fn is_there(path: &Path) -> io::Result<bool> {
     Ok(found == LIBRARY)
 }
 
-/// A directory that nobody else can write to. Programs that change their user have to be able to read it.
+/// A directory that nobody else can write to, and that programs can be loaded from. Programs that change their user have to be
+/// able to read it.
 fn directory() -> io::Result<PathBuf> {
     let user = fs::metadata("/proc/self")?.uid();
-    let path = match std::env::var_os("XDG_RUNTIME_DIR").filter(|path| user != 0 && !path.is_empty()) {
-        Some(path) => PathBuf::from(path).join("offcore"),
-        None if user == 0 => PathBuf::from("/run/offcore"),
-        None => std::env::temp_dir().join(format!("offcore-{user}")),
+    let first = match std::env::var_os("XDG_RUNTIME_DIR").filter(|path| user != 0 && !path.is_empty()) {
+        Some(path) => Some(PathBuf::from(path).join("offcore")),
+        None => (user == 0).then(|| PathBuf::from("/run/offcore")),
     };
-    match DirBuilder::new().mode(0o755).create(&path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(io::Error::new(error.kind(), format!("{}: {error}", path.display())));
+    let last = std::env::temp_dir().join(format!("offcore-{user}"));
+    let mut errors = Vec::new();
+    for path in first.into_iter().chain([last]) {
+        match usable(&path, user) {
+            Ok(()) => return Ok(path),
+            Err(error) => errors.push(format!("{}: {error}", path.display())),
         }
-        _ => {}
     }
-    let found = fs::symlink_metadata(&path)?;
+    Err(io::Error::other(errors.join("; ")))
+}
+
+/// Makes the directory, if it is not there.
+fn usable(path: &Path, user: u32) -> io::Result<()> {
+    match DirBuilder::new().create(path) {
+        // Whatever the umask is.
+        Ok(()) => fs::set_permissions(path, Permissions::from_mode(0o755))?,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error),
+    }
+    let found = fs::symlink_metadata(path)?;
     if !found.is_dir() || found.uid() != user || found.mode() & 0o022 != 0 {
-        let path = path.display();
-        return Err(io::Error::other(format!(
-            "{path}: expected a directory of user {user} that nobody else can write to: remove it"
-        )));
+        let expected =
+            format!("expected a directory of user {user} that nobody else can write to: remove it");
+        return Err(io::Error::other(expected));
     }
-    Ok(path)
+    let mounted = rustix::fs::statvfs(path)?.f_flag;
+    match mounted.contains(rustix::fs::StatVfsMountFlags::NOEXEC) {
+        true => Err(io::Error::other("it is mounted noexec: nothing can be loaded from there")),
+        false => Ok(()),
+    }
 }

@@ -31,17 +31,20 @@ impl<'a> Site<'a> {
     pub(super) fn new(dir: &'a TempDir, lcore: usize, far: &'a Netns) -> Result<Self> {
         let mut random = SplitMix::new(17);
         let largest = SIZES.into_iter().max().unwrap_or_default();
-        let content: Vec<u8> = (0..largest).map(|_| random.next() as u8).collect();
+        let content: Vec<u8> = (0..2 * largest).map(|_| random.next() as u8).collect();
         fs::create_dir(dir.file("files")).context("a directory of files")?;
         for size in SIZES {
-            fs::write(dir.file(&format!("files/{size}")), &content[..size]).context("a file")?;
+            for (name, content) in [("wrk", &content[..size]), ("compared", &content[content.len() - size..])]
+            {
+                fs::write(dir.file(&format!("files/{name}-{size}")), content).context("a file")?;
+            }
         }
         Ok(Self { dir, lcore, far, content })
     }
 
-    /// What is in the file of `size` bytes.
+    /// What is in the file of `size` bytes that is compared: other bytes than wrk is sent.
     pub(super) fn content(&self, size: usize) -> &[u8] {
-        &self.content[..size]
+        &self.content[self.content.len() - size..]
     }
 
     /// A command in a namespace, on the servers' core.
@@ -64,7 +67,8 @@ impl<'a> Site<'a> {
              http {{\n{temporary}  access_log off;\n  sendfile on;\n  keepalive_requests 1000000000;\n\
              \x20 keepalive_timeout 600;\n  open_file_cache max=100 inactive=1h;\n  open_file_cache_valid 1h;\n\
              \x20 server {{\n    listen {PORT} backlog=4096;\n    root {dir}/files;\n\
-             \x20   location /read/ {{ alias {dir}/files/; sendfile off; }}\n  }}\n}}\n"
+             \x20   location /read/ {{ alias {dir}/files/; sendfile off; }}\n\
+             \x20   location /nopush/ {{ alias {dir}/files/; tcp_nopush on; }}\n  }}\n}}\n"
         );
         let path = self.dir.file(&format!("{name}.conf"));
         fs::write(&path, text).context("nginx's configuration")?;

@@ -82,7 +82,7 @@ impl Far<'_> {
 }
 
 /// Ticks of the kernel's clock that a core was busy, and all of them (proc_stat(5)).
-pub(in crate::tcp) fn busy(lcore: usize) -> Result<[u64; 2]> {
+fn busy(lcore: usize) -> Result<[u64; 2]> {
     let text = fs::read_to_string("/proc/stat").context("/proc/stat")?;
     let name = format!("cpu{lcore} ");
     let line = text.lines().find_map(|line| line.strip_prefix(&name));

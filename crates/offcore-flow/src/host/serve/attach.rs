@@ -21,22 +21,24 @@ use crate::host::Calls;
 
 /// Processes that are there and have not said who they are, at most. Who has waited longest goes when there are more.
 const GUESTS: usize = 64;
+/// Those that are let in at once, at most.
+const AT_ONCE: usize = 16;
 
 impl Serve {
-    /// Lets in who knocks.
+    /// Lets in who knocks, some at a time.
     pub(super) fn let_in(&mut self, now: u64) {
-        self.knocking = false;
-        loop {
+        // It is not told of again who has to wait in the queue.
+        self.knocking = true;
+        for _ in 0..AT_ONCE {
             let Some(door) = &self.door else { return };
             let socket = match door.accept() {
                 Ok(socket) => socket,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
-                Err(Errno::AGAIN) => return,
-                Err(error) => {
-                    // It stays in the queue, and is tried again in a while: it is not told of again.
-                    self.knocking = true;
-                    return self.refuse(now, "a process has to wait", error);
+                Err(Errno::AGAIN) => {
+                    self.knocking = false;
+                    return;
                 }
+                Err(error) => return self.refuse(now, "a process has to wait", error),
             };
             let generation = self.next_generation();
             let key = Key::new(Source::Guest, 0, 0, generation);

@@ -23,6 +23,8 @@ const STEPS: usize = 128;
 /// is told to have room again too late.
 const MESSAGE: usize = 2048;
 const FEWEST: usize = 16;
+/// Bytes that are read to open a gate, at most.
+const MOST: usize = 4096;
 
 /// How pairs are made on this kernel.
 #[derive(Clone, Copy, Debug)]
@@ -109,16 +111,17 @@ pub(super) fn put_token(ours: BorrowedFd<'_>) {
     let _ = put(ours);
 }
 
-/// Opens the gate: reads all but one byte. Blocking calls may have written more than what closes it. How many were read, and how
+/// Opens the gate: reads all but one byte, and no more than [`MOST`]. Blocking calls may have written more than what closes it. How many were read, and how
 /// many of them were none of a gate's. `None`: there are more than `gates` says, so that data is among them, and nothing was read.
 pub(super) fn open_gate(ours: BorrowedFd<'_>, gates: impl FnOnce() -> u32) -> Option<(u32, u32)> {
     let there = ioctl_fionread(ours).unwrap_or(0);
-    let mut left = usize::try_from(there).unwrap_or(0).saturating_sub(1);
+    // A program can put as much there as it likes; the library puts less, and what is more keeps the program's gate closed.
+    let mut left = usize::try_from(there).unwrap_or(0).saturating_sub(1).min(MOST);
     // They are counted before they are put there.
     if left > gates() as usize {
         return None;
     }
-    let (mut bytes, mut taken, mut data) = ([0; 64], 0, 0);
+    let (mut bytes, mut taken, mut data) = ([0; 512], 0, 0);
     while left > 0 {
         let at_most = left.min(bytes.len());
         match recv(ours, &mut bytes[..at_most], RecvFlags::DONTWAIT) {

@@ -112,17 +112,19 @@ fn requests(rows: &[&Row]) -> String {
         [
             row.temperature.clone(),
             or_dash(row.chunk.map(kib)),
-            or_dash(row.connections),
+            row.window.to_string(),
             row.mode.clone(),
             row.engine.clone(),
             cycles,
             spread,
             format!("{:.2}", row.ns_per_packet / 1e3),
+            digits(row.both_ns_per_packet.map(|ns| ns / 1e3), 2),
             format!("{:.0}", row.mpps * 1e6),
             digits(row.payload_gbps, 1),
             percent(row.share_copy),
             or_dash(row.bound),
             times(row.offload_over_cpu),
+            times(row.offload_over_cpu_median),
             or_dash(published),
             times(row.auto_over_better),
             noise(row, row.offload_over_cpu.or(row.auto_over_better)),
@@ -130,17 +132,20 @@ fn requests(rows: &[&Row]) -> String {
         ]
     });
     let text = columns(
-        "<data|size|connections|<mode|<engine|cycles|min-max|us|requests/s|Gbit/s|copy|<bound|over cpu|published|auto|noise|\
-         verified",
+        "<data|size|at a time|<mode|<engine|cycles|min-max|us|both|requests/s|Gbit/s|copy|<bound|over cpu|median|published|\
+         auto|noise|verified",
         cells,
     );
     if text.is_empty() {
         return text;
     }
-    text + "cycles, us: what a request of 64 bytes, the file that is sent for it and the acknowledgements cost the core of the\n\
-            stack, the median; requests/s: of that core alone, no network card's driver and no application in it. Over cpu: the\n\
-            speed offloaded over that copied by the core, as a ratio of sums; published: what the mTCP library with DSA is said\n\
-            to gain, up to, with other data (the VPP guide draws bars without numbers); the rest as in core-cost.\n"
+    text + "cycles, us: what a request of 64 bytes, the bytes that are sent for it and their acknowledgements cost the core of\n\
+            the stack, the median; at a time: requests that come together, each on a connection; both: with the far host and\n\
+            both applications, which copy to and from FIFOs. No network card's driver, no wake-ups of applications in other\n\
+            processes, no answer's head, no engine. requests/s: of that core alone. Over cpu: the speed offloaded over that\n\
+            copied by the core, as a ratio of sums; median: of the ratios of paired blocks; published: what the mTCP library\n\
+            with DSA is said to gain, up to, where the application's copy is offloaded, too (the VPP guide draws bars without\n\
+            numbers); the rest as in core-cost.\n"
         + &windows_again(rows)
 }
 
@@ -247,9 +252,11 @@ fn veth(rows: &[&Row]) -> String {
 fn http(rows: &[&Row]) -> String {
     let ms = |ns: Option<f64>| digits(ns.map(|ns| ns / 1e6), 2);
     let cells = rows.iter().map(|row| {
-        let ratio = match row.peer_ratio_lower {
-            Some(lower) => format!("{} >{lower:.2}", times(row.peer_ratio)),
-            None => "-".into(),
+        // Inside of the noise a bound says nothing.
+        let says = |ratio: f64| row.noise_floor.is_some_and(|floor| (ratio - 1.0).abs() > floor);
+        let ratio = match (row.peer_ratio, row.peer_ratio_lower) {
+            (Some(ratio), Some(lower)) if says(ratio) => format!("{} >{lower:.2}", times(row.peer_ratio)),
+            (ratio, _) => format!("{} ?", times(ratio)),
         };
         [
             row.case.strip_prefix("http ").unwrap_or(&row.case).into(),
@@ -261,27 +268,32 @@ fn http(rows: &[&Row]) -> String {
             noise(row, row.peer_ratio),
             digits(row.server_us_per_request, 1),
             digits(row.peer_server_us_per_request, 1),
+            digits(row.both_us_per_request, 1),
+            digits(row.peer_both_us_per_request, 1),
             ms(row.p50_ns),
             ms(row.peer_p50_ns),
             ms(row.p99_ns),
             ms(row.peer_p99_ns),
             percent(row.far_busy),
             percent(row.peer_far_busy),
-            row.verified.to_string(),
+            or_dash(row.fe_bound.unwrap_or_default().then_some("wrk")),
+            format!("{} of {}", row.verified, row.received),
         ]
     });
-    let heads = "<file|size|connections|requests/s|kernel|ratio|noise|us/request|kernel|p50 ms|kernel|p99 ms|kernel|wrk busy|\
-                 kernel|compared";
+    let heads = "<file|size|connections|requests/s|kernel|ratio|noise|us|kernel|both us|kernel|p50 ms|kernel|p99 ms|kernel|\
+                 wrk|kernel|<bound|compared";
     let text = columns(heads, cells);
     if text.is_empty() {
         return text;
     }
     text + "nginx with one worker under wrk, on our stack over af_packet, and on the kernel's (kernel), over veth pairs alike, in\n\
-            turns; stack and nginx share a core, wrk has the other. File: nginx has the kernel send it (sendfile), or reads it\n\
-            and writes it (read); close: a connection for each request. Ratio: median of the ratios of paired windows, and its\n\
-            lower bound at 90 %. us/request: what nginx and the stack used, by /proc. wrk busy: of its core's time. Compared:\n\
-            answers of our windows whose bytes were, by a client beside wrk, which looks at lengths only. The kernel sends\n\
-            files, and passes its packets over veth, by reference; ours are copied to the FIFO, to packets and by the port.\n"
+            turns; stack and nginx share a core, wrk has the other. File: nginx has the kernel send it (sendfile, nopush: with\n\
+            tcp_nopush), or reads and writes it (read); close: a connection for each request. Ratio: median of the ratios of\n\
+            paired windows, and its lower bound at 90 %; ?: inside of the noise. us: what nginx and the stack used for a\n\
+            request, by /proc; both: with wrk, which is what counts: a kernel receives on the core that transmits. wrk: what\n\
+            part of its core it used; bound: more than 90 %. Compared: answers of our windows whose bytes were, by a client of\n\
+            eight connections beside wrk; of all others how long they are together. The kernel sends files, and passes packets\n\
+            over veth, by reference; ours are copied to the FIFO, to packets and by the port.\n"
 }
 
 /// What both cores have of a sum.
