@@ -610,9 +610,15 @@ int main(int argc, char **argv)
         broken("no call %s", call_name);
     // Who attaches is new to the stack: nobody here has had to do with it.
     bool attaches = !strcmp(call_name, "attach");
-    if (!attaches)
+    if (!attaches) {
         lasting = opened(AF_INET, 1);
-    int before = descriptors_of_stack();
+        // From its first listener on an application has a thread in the stack, with descriptors.
+        close(listening());
+    }
+    int before = 0;
+    // What was closed just now is gone when the number stays.
+    for (int now; (now = descriptors_of_stack()) != before; before = now)
+        usleep(500000);
     while (made < points) {
         watchdog();
         static char text[64];

@@ -81,7 +81,7 @@ fn killed_as_sessions_end_or_are_asked() {
             ("fork", 11, 10),
             ("forked", 50, 20),
             ("tcp_info", 50, 20),
-            ("setsockopt", 50, 10),
+            ("setsockopt", 19, 10),
         ],
     );
 }
