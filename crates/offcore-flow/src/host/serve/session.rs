@@ -237,9 +237,11 @@ impl Session {
         }
     }
 
-    /// The same, whatever is said: who was to hear it may be dead.
+    /// The same, whatever is said: who was to hear it may be dead. One that has taken the byte, and died before it said so, has
+    /// left nothing to read, perhaps: what comes later would be told to nobody.
     pub(super) fn announce_again(&mut self, slot: &Slot, calls: &Calls<'_>, counts: &mut ServeCounts) {
-        if self.conn().is_some_and(|conn| calls.stack.unread(conn) > 0) || self.has_failed(slot) {
+        let unread = self.conn().is_some_and(|conn| calls.stack.unread(conn) > 0);
+        if unread || self.has_failed(slot) || slot.wake.is_announced() {
             slot.wake.announce();
             self.put_token(counts);
         }
