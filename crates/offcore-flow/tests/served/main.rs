@@ -17,6 +17,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering;
 
 use offcore_flow::host::serve::Serve;
 use offcore_session::message::{Hello, KEY, VERSION, Welcome};
@@ -122,6 +123,7 @@ fn who_waits_for_a_killed_process_goes_on() {
     assert_eq!(end.bits(), Bits::IN | Bits::OUT);
     rustix::net::recv(&end.fd, &mut [0; 1], rustix::net::RecvFlags::DONTWAIT).unwrap();
     for _ in 0..process.welcome.gate {
+        end.slot().wishes.gates.fetch_add(1, Ordering::Relaxed);
         rustix::io::write(&end.fd, &[0]).unwrap();
     }
     assert_eq!(end.writer.write(b"written"), 7);
