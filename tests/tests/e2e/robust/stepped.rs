@@ -6,7 +6,7 @@ use peers::require;
 use super::{Beside, NEEDS, full};
 
 /// Points that one process of the program tries.
-const AT_ONCE: usize = 200;
+const AT_ONCE: usize = 100;
 
 /// A call, the instructions between two points, and the points that there are at least.
 type Call = (&'static str, usize, usize);
