@@ -389,6 +389,14 @@ static void reads_in_handler(int signal)
     errno = error;
 }
 
+static void closes_in_handler(int signal)
+{
+    (void)signal;
+    int error = errno, fd = socket(AF_INET, SOCK_STREAM, 0);
+    handled += fd >= 0 && !close(fd);
+    errno = error;
+}
+
 static timer_t every_20_us(void (*handler)(int))
 {
     struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
@@ -462,6 +470,16 @@ static void beside_handlers(void)
     result("handler-reads-sum", sum + handled_sum == wanted);
     close(fd);
     must("close 1");
+
+    // Sockets that belong nowhere yet.
+    timer = every_20_us(closes_in_handler);
+    long failed = 0;
+    for (int i = 0; i < 2000 || handled < 200; i++) {
+        fd = socket(AF_INET, SOCK_STREAM, 0);
+        failed += fd < 0 || close(fd);
+    }
+    timer_delete(timer);
+    result("handler-closes", failed);
 }
 
 int main(int argc, char **argv)

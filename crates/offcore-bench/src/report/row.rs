@@ -39,6 +39,7 @@ pub struct Row {
     pub burst: usize,
     /// `hot`, `remote` or `cold`; `none` where the buffers are none of these.
     pub temperature: String,
+    /// Packets of a window; of requests those that come together.
     pub window: usize,
     /// TCP: bytes that applications write at a time.
     pub chunk: Option<usize>,
@@ -69,7 +70,8 @@ pub struct Row {
     /// HTTP: the same of server and client.
     pub both_us_per_request: Option<f64>,
     pub peer_both_us_per_request: Option<f64>,
-    /// TCP over veth: the part of the time in which the other end's core is busy; the same of the kernel to itself.
+    /// TCP over veth: the part of the time in which the other end's core is busy, of HTTP, that wrk uses of it; the same of the
+    /// kernel to itself.
     pub far_busy: Option<f64>,
     pub peer_far_busy: Option<f64>,
     /// TCP: Gbit/s of payload, of the measured core alone; over veth, end to end.

@@ -14,9 +14,10 @@
 //! A worker that is busy makes no system call for this in a round in which nobody asks for anything: marks are words in
 //! shared memory, and the kernel is asked once a millisecond what else there is.
 //!
-//! **What an application can do to others** is nothing: it has memory of its own, indices that mean nothing reset its
-//! session, a message that means nothing closes its process's socket, and whatever it does not take waits in its own
-//! queues.
+//! **What an application can do to others** is to take the worker's time: what many sessions want at once is not spread over
+//! rounds, and the last close of a descriptor that it has passed may wait. Else nothing: it has memory of its own, indices that
+//! mean nothing reset its session, a message that means nothing closes its process's socket, and whatever it does not take waits
+//! in its own queues.
 
 mod acceptor;
 mod application;
@@ -225,8 +226,8 @@ impl Serve {
                 Source::Event => self.counts.woken += 1,
                 Source::Kernel => self.kernels_come(app, calls),
                 Source::End if !flags.contains(EventFlags::HUP) => {
-                    self.sent_to_nobody(app, key.number, key.generation);
                     if flags.contains(EventFlags::IN) {
+                        self.sent_to_nobody(app, key.number, key.generation);
                         self.bytes_come(app, key.number, key.generation, calls);
                     }
                     self.listener_may_go_on(app, key.number, key.generation, calls);

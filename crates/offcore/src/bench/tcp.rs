@@ -165,6 +165,10 @@ fn cases(args: &TcpBenchArgs) -> Result<Vec<(Case, Options)>, String> {
         (&[Case::CoreCost, Case::Idle, Case::Requests], "core-cost, idle or requests");
     const SIDES: (&[Case], &str) =
         (&[Case::CoreCost, Case::Idle, Case::OpenClose, Case::Veth], "core-cost, idle, open-close or veth");
+    const CONNECTIONS: (&[Case], &str) = (
+        &[Case::CoreCost, Case::Idle, Case::OpenClose, Case::Requests],
+        "core-cost, idle, open-close or requests",
+    );
     for (given, flag) in [
         (!args.chunks.is_empty(), "--chunk"),
         (!args.segments.is_empty(), "--segment"),
@@ -176,6 +180,7 @@ fn cases(args: &TcpBenchArgs) -> Result<Vec<(Case, Options)>, String> {
         goes_with(&args.cases, given, flag, SEGMENTS)?;
     }
     goes_with(&args.cases, !args.sides.is_empty(), "--side", SIDES)?;
+    goes_with(&args.cases, !args.connections.is_empty(), "--connections", CONNECTIONS)?;
     args.cases.iter().map(|&case| Ok((case, options(args, case)?))).collect()
 }
 
@@ -259,6 +264,7 @@ mod tests {
             ("--case open-close --segment 512", &["--segment", "core-cost, idle or requests"]),
             ("--mode auto --engine cpu", &["--mode", "leave nothing"]),
             ("--case open-close --past-caches", &["--past-caches", "core-cost, idle or requests"]),
+            ("--case http --connections 9", &["--connections", "or requests"]),
             ("--case requests --side receive", &["--side", "core-cost, idle, open-close or veth"]),
             ("--checksum nobody", &["--checksum", "port, core"]),
         ] {

@@ -111,8 +111,9 @@ pub(super) fn put_token(ours: BorrowedFd<'_>) {
     let _ = put(ours);
 }
 
-/// Opens the gate: reads all but one byte, and no more than [`MOST`]. Blocking calls may have written more than what closes it. How many were read, and how
-/// many of them were none of a gate's. `None`: there are more than `gates` says, so that data is among them, and nothing was read.
+/// Opens the gate: reads all but one byte, and no more than [`MOST`]. Blocking calls may have written more than what closes it.
+/// How many were read, and how many of them were none of a gate's. `None`: there are more than `gates` says, so that data is
+/// among them, and nothing was read.
 pub(super) fn open_gate(ours: BorrowedFd<'_>, gates: impl FnOnce() -> u32) -> Option<(u32, u32)> {
     let there = ioctl_fionread(ours).unwrap_or(0);
     // A program can put as much there as it likes; the library puts less, and what is more keeps the program's gate closed.
@@ -193,6 +194,18 @@ mod tests {
         let _ = open_gate(pair.ours.as_fd(), || 99);
         assert_eq!(ioctl_fionread(&pair.ours), Ok(1), "the byte over which it closes stays");
     }
+
+    #[test]
+    fn a_gate_takes_no_longer_than_its_bytes() {
+        let Pair { app, ours } = Pairs::calibrate().unwrap().pair(false).unwrap();
+        set_socket_send_buffer_size(&app, 1 << 20).unwrap();
+        let more = [0; 2 * MOST];
+        assert_eq!(send(&app, &more, SendFlags::DONTWAIT), Ok(more.len()));
+        let most = (MOST as u32, 0);
+        assert_eq!(open_gate(ours.as_fd(), || u32::MAX), Some(most));
+        assert_eq!(ioctl_fionread(&ours), Ok((more.len() + 1 - MOST) as u64));
+    }
+
     #[test]
     fn descriptors_in_their_own_queue_are_closed() {
         let Pair { app, ours } = Pairs::calibrate().unwrap().pair(false).unwrap();

@@ -43,6 +43,11 @@ fn noise(row: &Row, ratio: Option<f64>) -> String {
     or_dash(ratio.and(row.noise_floor).map(|share| format!("{:.1} %", share * 100.0)))
 }
 
+/// A ratio and its lower bound.
+fn bounded(ratio: Option<f64>, lower: Option<f64>) -> String {
+    or_dash(lower.map(|lower| format!("{} >{lower:.2}", times(ratio))))
+}
+
 /// By who copies.
 fn core_cost(rows: &[&Row]) -> String {
     let cells = rows.iter().map(|row| {
@@ -153,10 +158,6 @@ fn requests(rows: &[&Row]) -> String {
 fn idle(rows: &[&Row]) -> String {
     let cells = rows.iter().map(|row| {
         let [cycles, spread] = cycles(row);
-        let ratio = match row.beside_over_alone_lower {
-            Some(lower) => format!("{} >{lower:.2}", times(row.beside_over_alone)),
-            None => "-".into(),
-        };
         [
             row.case.clone(),
             row.temperature.clone(),
@@ -169,7 +170,7 @@ fn idle(rows: &[&Row]) -> String {
             spread,
             format!("{:.1}", row.ns_per_packet),
             digits(row.payload_gbps, 1),
-            ratio,
+            bounded(row.beside_over_alone, row.beside_over_alone_lower),
             times(row.beside_over_alone_median),
             noise(row, row.beside_over_alone),
             verified(row),
@@ -208,17 +209,13 @@ fn open_close(rows: &[&Row]) -> String {
 fn veth(rows: &[&Row]) -> String {
     let cells = rows.iter().map(|row| {
         let kernel = row.peer_median.map(|mpps| mpps * (row.frame - HEADERS) as f64 * 8.0 / 1e3);
-        let ratio = match row.peer_ratio_lower {
-            Some(lower) => format!("{} >{lower:.2}", times(row.peer_ratio)),
-            None => "-".into(),
-        };
         [
             row.case.clone(),
             or_dash(row.port),
             if row.offloads == Some(true) { "on" } else { "off" }.into(),
             digits(row.payload_gbps, 2),
             digits(kernel, 2),
-            ratio,
+            bounded(row.peer_ratio, row.peer_ratio_lower),
             noise(row, row.peer_ratio),
             digits(row.both_ns_per_kib, 0),
             digits(row.peer_both_ns_per_kib, 0),
@@ -254,9 +251,9 @@ fn http(rows: &[&Row]) -> String {
     let cells = rows.iter().map(|row| {
         // Inside of the noise a bound says nothing.
         let says = |ratio: f64| row.noise_floor.is_some_and(|floor| (ratio - 1.0).abs() > floor);
-        let ratio = match (row.peer_ratio, row.peer_ratio_lower) {
-            (Some(ratio), Some(lower)) if says(ratio) => format!("{} >{lower:.2}", times(row.peer_ratio)),
-            (ratio, _) => format!("{} ?", times(ratio)),
+        let ratio = match row.peer_ratio {
+            Some(ratio) if !says(ratio) => format!("{} ?", times(row.peer_ratio)),
+            ratio => bounded(ratio, row.peer_ratio_lower),
         };
         [
             row.case.strip_prefix("http ").unwrap_or(&row.case).into(),
