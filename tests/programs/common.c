@@ -392,7 +392,7 @@ long fill_up(int fd, unsigned seed)
 {
     static uint8_t part[60000];
     long sent = 0;
-    for (int quiet = 0; quiet < 3; quiet++) {
+    for (int quiet = 0; quiet < 6; quiet++) {
         ssize_t done;
         do {
             fill(part, sizeof part, seed, (size_t)sent);
@@ -402,7 +402,8 @@ long fill_up(int fd, unsigned seed)
                 quiet = 0;
             }
         } while (done > 0);
-        // There may be room for some although poll does not report any.
+        // There may be room for some although poll does not report any, and a peer may find room at the next attempt
+        // of a retransmission.
         poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, 50);
     }
     return sent;

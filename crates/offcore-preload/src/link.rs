@@ -313,7 +313,13 @@ pub(crate) fn ask(
             }
             // The answer has come, and what was to come with it is closed. It is the program that has no room for more.
             Err(libc::EMFILE) => return Err(libc::EMFILE),
-            Err(_) => unlink(own, socket),
+            Err(error) => {
+                unlink(own, socket);
+                // One that does not answer would not answer again.
+                if error == libc::EAGAIN {
+                    break;
+                }
+            }
         }
     }
     Err(libc::ENETDOWN)

@@ -73,23 +73,32 @@ impl Control {
         self.asleep.0.load(Ordering::Relaxed) != 0 && self.kicked.0.swap(1, Ordering::AcqRel) == 0
     }
 
-    /// The stack takes all marks: `each` is called for each session that was marked, whose number is below [`SESSIONS`].
+    /// The stack takes marks: `each` is called for each session that was marked, whose number is below [`SESSIONS`]. When it has
+    /// been called `most` times or more, which is after fewer than 64 beyond, the others stay for the next call, which goes on
+    /// where this one has ended: `from` is for that, and 0 at first.
     #[inline]
-    pub fn take_marks(&self, mut each: impl FnMut(u32)) {
-        for (at, summary) in self.summary.iter().enumerate() {
-            if summary.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            let mut words = summary.swap(0, Ordering::AcqRel);
-            while words != 0 {
-                let word = at * 64 + words.trailing_zeros() as usize;
-                words &= words - 1;
-                let mut bits = self.marks[word].swap(0, Ordering::AcqRel);
-                while bits != 0 {
-                    each((word * 64) as u32 + bits.trailing_zeros());
-                    bits &= bits - 1;
+    pub fn take_marks(&self, from: &mut usize, most: usize, mut each: impl FnMut(u32)) {
+        let mut taken = 0;
+        for _ in 0..self.summary.len() {
+            let at = *from % self.summary.len();
+            if self.summary[at].load(Ordering::Relaxed) != 0 {
+                let mut words = self.summary[at].swap(0, Ordering::AcqRel);
+                while words != 0 {
+                    if taken >= most {
+                        self.summary[at].fetch_or(words, Ordering::AcqRel);
+                        return;
+                    }
+                    let word = at * 64 + words.trailing_zeros() as usize;
+                    words &= words - 1;
+                    let mut bits = self.marks[word].swap(0, Ordering::AcqRel);
+                    while bits != 0 {
+                        each((word * 64) as u32 + bits.trailing_zeros());
+                        bits &= bits - 1;
+                        taken += 1;
+                    }
                 }
             }
+            *from = at + 1;
         }
     }
 

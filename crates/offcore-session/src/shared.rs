@@ -65,7 +65,7 @@ mod tests {
         let control = shared.control();
         let marks = || {
             let mut taken = Vec::new();
-            control.take_marks(|number| taken.push(number));
+            control.take_marks(&mut 0, usize::MAX, |number| taken.push(number));
             taken
         };
         assert_eq!(marks(), []);
@@ -77,13 +77,33 @@ mod tests {
     }
 
     #[test]
+    fn marks_are_taken_some_at_a_time_and_each_has_its_turn() {
+        let shared = Shared::new().unwrap();
+        let (control, all) = (shared.control(), SESSIONS as u32);
+        (0..all).for_each(|number| control.mark(number));
+        let (mut from, mut taken) = (0, Vec::new());
+        for _ in 0..SESSIONS / 128 {
+            let before = taken.len();
+            control.take_marks(&mut from, 100, |number| taken.push(number));
+            assert_eq!(taken.len() - before, 128);
+            // What is marked again has to wait for the others.
+            (0..64).for_each(|number| control.mark(number));
+        }
+        taken.sort_unstable();
+        taken.dedup();
+        assert_eq!(taken.len(), SESSIONS);
+        control.take_marks(&mut from, usize::MAX, |_| ());
+        assert!(!control.arm());
+    }
+
+    #[test]
     fn a_sleeper_is_woken_once() {
         let shared = Shared::new().unwrap();
         let control = shared.control();
         control.mark(7);
         assert!(!control.ring(), "it is awake");
         assert!(control.arm(), "it sees the mark");
-        control.take_marks(|_| ());
+        control.take_marks(&mut 0, usize::MAX, |_| ());
         assert!(!control.arm());
         control.mark(8);
         assert!(control.ring());

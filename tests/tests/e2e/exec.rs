@@ -127,6 +127,12 @@ impl Stage {
         until("a listener", || self.connects(address, port), || server.tail());
     }
 
+    /// Waits until a listener at an address and port is gone: a stack finds out about a program's end after its parent
+    /// does.
+    fn wait_free(&self, address: &str, port: u16) {
+        until("the end of a listener", || !self.connects(address, port), String::new);
+    }
+
     fn connects(&self, address: &str, port: u16) -> bool {
         let to = SocketAddr::new(address.parse().unwrap(), port);
         self.netns.within(|| Ok(TcpStream::connect_timeout(&to, Duration::from_secs(2)).is_ok())).unwrap()

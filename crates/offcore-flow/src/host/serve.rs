@@ -6,7 +6,7 @@
 //! * `door`: where processes attach, and `attach`: who they are,
 //! * `application`: its processes and sessions,
 //! * `calls`: what they ask for, and `datagrams`: of datagram sockets,
-//! * `acceptor`: connections of the kernel's listeners,
+//! * `acceptor`: connections of the kernel's listeners, `errands`: what else may have to wait for an application,
 //! * `session`: what a session's application wants, and is told; `listening`: connections that come,
 //! * `raw`: what is written to a session without the library,
 //! * `pair`: both ends of a session, `peers`: whether the other one is there, `wire`: messages, `key`: what the kernel tells of.
@@ -14,10 +14,10 @@
 //! A worker that is busy makes no system call for this in a round in which nobody asks for anything: marks are words in
 //! shared memory, and the kernel is asked once a millisecond what else there is.
 //!
-//! **What an application can do to others** is to take the worker's time: what many sessions want at once is not spread over
-//! rounds, and the last close of a descriptor that it has passed may wait. Else nothing: it has memory of its own, indices that
-//! mean nothing reset its session, a message that means nothing closes its process's socket, and whatever it does not take waits
-//! in its own queues.
+//! **What an application can do to others** is to take its part of the worker's time: of what it wants a bounded number of things
+//! is done in a round. Else nothing: it has memory of its own, indices that mean nothing reset its session, a message that means
+//! nothing closes its process's socket, whatever it does not take waits in its own queues, and what may wait for it is left to
+//! threads beside the workers (`errands`, `acceptor`).
 
 mod acceptor;
 mod application;
@@ -26,10 +26,12 @@ mod calls;
 mod counts;
 mod datagrams;
 mod door;
+mod errands;
 mod key;
 mod listening;
 mod pair;
 mod peers;
+mod ports;
 mod raw;
 mod session;
 mod sessions;
@@ -53,14 +55,19 @@ use application::Application;
 use counts::Seldom;
 pub use counts::ServeCounts;
 use door::Door;
+use errands::Errands;
 use key::{AT_ONCE, Key, Source, Watch};
 use pair::Pairs;
 use peers::Peers;
+use ports::Ports;
 
+/// Marks of an application that are taken in a round: no fewer, where there are so many, and no more than 63 beyond.
+const MARKS: usize = 256;
 /// How often the kernel is asked what there is, in microseconds.
 const LOOK: u64 = 1000;
-/// Applications, at most.
-const APPLICATIONS: usize = 64;
+/// Applications, at most, and those of one user.
+const APPLICATIONS: usize = 128;
+const APPLICATIONS_OF_USER: usize = 64;
 
 /// Whom a server serves, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,6 +103,8 @@ pub enum ServeError {
 #[derive(Debug)]
 struct Guest {
     generation: u32,
+    /// Whose it is, or nobody's that may attach.
+    user: u32,
     socket: OwnedFd,
 }
 
@@ -118,8 +127,11 @@ pub struct Serve {
     generation: u32,
     /// Sessions that are announced at the end of the turn.
     announced: Vec<(usize, u32)>,
+    /// Sessions by port.
+    ports: Ports,
     /// The processors that threads beside the workers may use, and those that are to end.
     cpus: CpuSet,
+    errands: Errands,
     ending: Vec<Acceptor>,
     /// Applications whose threads have taken more than was looked at in a round.
     late: Vec<usize>,
@@ -134,8 +146,8 @@ pub struct Serve {
     events: Vec<(Key, EventFlags)>,
     counts: ServeCounts,
     stats: Block,
-    /// Sessions with data in their pairs that waits.
-    raws: Vec<raw::Waiting>,
+    /// Sessions with data in their pairs that waits: application, number and generation.
+    raws: VecDeque<(usize, u32, u32)>,
     refusals: Seldom,
     misuses: Seldom,
     losses: Seldom,
@@ -158,6 +170,7 @@ impl Serve {
         watch
             .add(door.as_fd(), knock, EventFlags::IN)
             .map_err(|source| ServeError::System { what: "watching the socket", source })?;
+        let cpus = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
         Ok(Self {
             config,
             door: Some(door),
@@ -171,7 +184,9 @@ impl Serve {
             guests: VecDeque::new(),
             generation: 0,
             announced: Vec::new(),
-            cpus: sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new()),
+            ports: Ports::default(),
+            cpus,
+            errands: Errands::new(cpus),
             ending: Vec::new(),
             late: Vec::new(),
             waiting: Vec::new(),
@@ -186,7 +201,7 @@ impl Serve {
             refusals: Seldom::default(),
             misuses: Seldom::default(),
             losses: Seldom::default(),
-            raws: Vec::new(),
+            raws: VecDeque::new(),
         })
     }
 
@@ -216,18 +231,20 @@ impl Serve {
         self.watch.take(&mut events);
         self.looked = calls.now;
         self.look = events.len() >= AT_ONCE;
+        for application in self.apps.iter_mut().flatten() {
+            application.questions = 0;
+        }
         for (key, flags) in events.drain(..) {
             let app = usize::from(key.app);
             match key.source {
                 Source::Door => self.knocking = true,
-                Source::Guest => self.hear_guest(key.generation, calls),
+                Source::Guest => self.hear_guest(key, calls),
                 Source::Channel => self.hear(key, calls),
                 Source::Process => self.process_ended(app, key.number, key.generation, calls),
                 Source::Event => self.counts.woken += 1,
                 Source::Kernel => self.kernels_come(app, calls),
                 Source::End if !flags.contains(EventFlags::HUP) => {
                     if flags.contains(EventFlags::IN) {
-                        self.sent_to_nobody(app, key.number, key.generation);
                         self.bytes_come(app, key.number, key.generation, calls);
                     }
                     self.listener_may_go_on(app, key.number, key.generation, calls);
@@ -248,10 +265,22 @@ impl Serve {
             self.kernels_come(app, calls);
             self.look = true;
         }
-        for acceptor in self.apps.iter_mut().flatten().filter_map(|app| app.acceptor.as_mut()) {
-            acceptor.hurry(calls.now);
+        self.tend_applications(calls);
+    }
+
+    /// Does what applications need in each round.
+    fn tend_applications(&mut self, calls: &mut Calls<'_>) {
+        for app in 0..self.apps.len() {
+            self.look_at_rest(app, calls);
         }
-        self.ending.retain_mut(|acceptor| !acceptor.end(calls.now));
+        let Self { apps, errands, ending, .. } = self;
+        for acceptor in apps.iter_mut().flatten().filter_map(|app| app.acceptor.as_mut()) {
+            acceptor.hurry(calls.now, errands);
+        }
+        let ended: Vec<_> = ending.extract_if(.., |acceptor| acceptor.end(calls.now, errands)).collect();
+        for acceptor in ended {
+            errands.close(acceptor.user, acceptor);
+        }
     }
 
     /// A warning about something that means nothing.
@@ -294,9 +323,9 @@ impl App for Serve {
     fn round(&mut self, _: &mut Context<'_>, calls: &mut Calls<'_>) {
         let mut marked = std::mem::take(&mut self.marked);
         for app in 0..self.apps.len() {
-            let Some(application) = self.apps[app].as_deref() else { continue };
+            let Some(application) = self.apps[app].as_deref_mut() else { continue };
             let control = application.shared.control();
-            control.take_marks(|number| marked.push(number));
+            control.take_marks(&mut application.marks, MARKS, |number| marked.push(number));
             self.look |= control.take_look();
             for number in marked.drain(..) {
                 self.look_at(app, number, calls);
@@ -322,7 +351,9 @@ impl App for Serve {
 
     fn stop(&mut self, calls: &mut Calls<'_>) {
         self.door = None;
-        self.guests.clear();
+        for guest in std::mem::take(&mut self.guests) {
+            self.errands.close_socket(guest.user, guest.socket);
+        }
         for app in 0..self.apps.len() {
             self.end_application(app, calls);
         }

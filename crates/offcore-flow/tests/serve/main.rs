@@ -4,6 +4,7 @@
 mod calls;
 mod datagrams;
 mod kernels;
+mod lingering;
 mod process;
 mod processes;
 mod raw;

@@ -35,7 +35,7 @@ pub(crate) fn bits(fd: impl AsFd) -> PollFlags {
 }
 
 pub(crate) fn send_with(to: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(20))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {
         assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
@@ -146,9 +146,20 @@ impl Process {
     ) -> (Answer, Vec<OwnedFd>) {
         send_with(self.socket.as_fd(), &question.to_bytes(), descriptors);
         self.look();
-        world.turn();
+        self.hear(world)
+    }
+
+    /// What is answered.
+    pub(crate) fn hear(&self, world: &mut World<Serve>) -> (Answer, Vec<OwnedFd>) {
         let mut bytes = [0; Answer::LEN];
-        let (len, descriptors) = receive(self.socket.as_fd(), &mut bytes).unwrap();
+        // What is closed for it before the answer is closed in time that is not the world's.
+        let (len, descriptors) = loop {
+            world.turn();
+            match receive(self.socket.as_fd(), &mut bytes) {
+                Err(Errno::AGAIN) => std::thread::sleep(std::time::Duration::from_micros(10)),
+                heard => break heard.unwrap(),
+            }
+        };
         let answer = Answer::from_bytes(&bytes[..len]).unwrap();
         assert_eq!(answer.descriptors as usize, descriptors.len());
         (answer, descriptors)

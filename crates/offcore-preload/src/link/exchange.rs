@@ -16,6 +16,9 @@ const LONGEST: usize = 256;
 /// Where the library's own descriptors are, if there is room: out of the way of programs that count on low numbers.
 pub(super) const AWAY: usize = 1000;
 
+/// Seconds within which the stack answers. One that is stopped must not hold up signals for ever, which wait for the answer.
+const TIMEOUT: libc::time_t = 5;
+
 /// Descriptors that came with a message.
 #[derive(Debug)]
 pub(crate) struct Descriptors {
@@ -136,6 +139,16 @@ fn send(fd: c_int, bytes: &[u8], descriptors: &[c_int]) -> Result<usize, Errno> 
     unsafe { sys::sendmsg(fd, &header, libc::MSG_NOSIGNAL) }
 }
 
+/// Has a socket to the stack wait for so long and no longer.
+fn limit(fd: c_int) {
+    let time = libc::timeval { tv_sec: TIMEOUT, tv_usec: 0 };
+    for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        let (at, len) = ((&raw const time).cast(), size_of::<libc::timeval>());
+        // SAFETY: a value that lives until the call returns. Without the option it waits longer.
+        let _ = unsafe { sys::setsockopt(fd, libc::SOL_SOCKET, name, at, len) };
+    }
+}
+
 /// Connects to the stack and says hello.
 pub(super) fn connect() -> Result<(c_int, Received), Errno> {
     let key = environment::key();
@@ -152,6 +165,7 @@ fn connect_as(key: environment::Key) -> Result<(c_int, Received), Errno> {
     // SAFETY: it takes no addresses.
     let fd = unsafe { sys::call(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0, 0, 0, 0]) };
     let fd = c_int::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or(libc::EMFILE)?;
+    limit(fd);
     let address = address();
     let args = [fd as usize, &raw const address as usize, size_of::<sockaddr_un>(), 0, 0, 0];
     // SAFETY: an address that lives until the call returns.
@@ -185,6 +199,7 @@ pub(super) fn fork(inherited: c_int) -> Result<(c_int, Received), Errno> {
     }
     // SAFETY: the call has filled both.
     let [ours, theirs] = pair.map(|fd| unsafe { fd.assume_init() });
+    limit(ours);
     let sent = send(inherited, &Question::new(Call::Fork, NONE, 0).to_bytes(), &[theirs]);
     let _ = sys::close(theirs);
     super::look();

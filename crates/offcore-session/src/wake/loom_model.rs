@@ -97,7 +97,7 @@ impl Session {
     /// The stack looks at marked sessions.
     fn look(&self) {
         let mut marked = false;
-        self.control.take_marks(|number| marked = number == 3);
+        self.control.take_marks(&mut 0, 1, |number| marked = number == 3);
         if !marked {
             return;
         }

@@ -70,6 +70,7 @@ impl Wanted<'_> {
 
     /// Starts nginx, and waits for it to listen.
     pub(super) fn start(&self, stage: &Stage) -> Server {
+        stage.wait_free(STACK[0], PORT);
         let conf = self.write(stage, "nginx");
         Server::listening(stage, stage.start(&[&nginx(), "-c", &conf]))
     }

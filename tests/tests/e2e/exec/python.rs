@@ -148,6 +148,7 @@ fn servers_of_threads_and_tasks() {
     let clients = stage.write("clients.py", CLIENTS);
     for (name, text) in [("threads.py", THREADS), ("tasks.py", ASYNCIO)] {
         let script = stage.write(name, text);
+        stage.wait_free(STACK[0], 7);
         let server = stage.start(&["python3", &script]);
         echoed(&stage, STACK[0], &server);
         echoed(&stage, "127.0.0.1", &server);

@@ -7,11 +7,17 @@ use peers::{Need, one_core, require};
 
 use super::{NEEDS, STACK, Stage, until};
 
+/// Where a server answers: two are the stack's.
+const ADDRESSES: [&str; 3] = [STACK[0], STACK[1], "127.0.0.1"];
+
 fn start(stage: &Stage, more: &[&str]) -> Process {
+    stage.wait_free(STACK[0], 6379);
     let dir = stage.dir.path().display().to_string();
     let own = ["redis-server", "--port", "6379", "--bind", "0.0.0.0", "::", "--protected-mode", "no"];
     let server = stage.start(&[&own[..], &["--dir", &dir, "--save", ""], more].concat());
-    stage.wait_listening(STACK[0], 6379, &server);
+    for address in ADDRESSES {
+        stage.wait_listening(address, 6379, &server);
+    }
     server
 }
 
@@ -30,7 +36,7 @@ fn values_and_benchmark() {
         let mut server = start(&stage, more);
         let value = "0123456789abcdef".repeat(50_000);
         let file = stage.write("value", &value);
-        for address in [STACK[0], STACK[1], "127.0.0.1"] {
+        for address in ADDRESSES {
             let mut set = stage.netns.command("redis-cli");
             set.args(["-h", address, "-x", "SET", "large"]);
             set.stdin(std::fs::File::open(&file).unwrap()).stdout(Stdio::null());

@@ -13,6 +13,9 @@ use super::super::tcp::connect;
 use super::nginx::{self, PLAIN, Wanted};
 use super::{NEEDS, STACK, Stage, children, until};
 
+/// How long programs may take to find out that a stack is stopped.
+const STOPPED: Duration = Duration::from_secs(90);
+
 /// Processor time that a process has had.
 fn busy(process: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
@@ -59,6 +62,41 @@ fn stack_is_killed() {
     server.quit();
     fs::remove_file(&server.log).unwrap();
     let server = Wanted { workers: 2, ..PLAIN }.start(&stage);
+    assert!(curl(&stage.netns, &[&url(STACK[0], "1000000")]) == nginx::file(1_000_000));
+    server.stop();
+    stage.stop();
+}
+
+/// Listens twice: there is a file in between.
+const ASKS: &str = "
+import os, socket, sys, time
+address, ready, go = sys.argv[1:]
+first = socket.create_server((address, 8081))
+open(ready, 'w').close()
+while not os.path.exists(go): time.sleep(0.01)
+second = socket.create_server((address, 8082))
+";
+
+#[test]
+fn stack_is_stopped() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Nginx, Need::Curl, Need::Python]].concat()) else { return };
+    let _core = one_core();
+    let mut stage = Stage::new();
+    // A program that is there before, and has something to ask.
+    let [ready, go] = ["ready", "go"].map(|name| stage.path(name));
+    let script = stage.write("asks.py", ASKS);
+    let mut asks = stage.start(&["python3", &script, STACK[0], &ready, &go]);
+    until("a listener", || fs::metadata(&ready).is_ok(), || asks.tail());
+    stage.stack.as_mut().unwrap().signal(Signal::STOP).unwrap();
+    fs::write(&go, "").unwrap();
+    let to = format!("http://{}:9/", super::KERNEL);
+    let mut attaches = stage.start_apart(&["curl", "--silent", "--max-time", "2", &to]);
+    for program in [&mut asks, &mut attaches] {
+        let status = program.wait_for_exit(STOPPED).unwrap();
+        assert!(!status.success(), "{status}: {}", program.tail());
+    }
+    stage.stack.as_mut().unwrap().signal(Signal::CONT).unwrap();
+    let server = PLAIN.start(&stage);
     assert!(curl(&stage.netns, &[&url(STACK[0], "1000000")]) == nginx::file(1_000_000));
     server.stop();
     stage.stop();

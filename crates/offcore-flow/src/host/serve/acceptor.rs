@@ -20,8 +20,11 @@ use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
-use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
+use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_protocol, socket_type};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, accept_with, ipproto, shutdown};
 use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::errands::Errands;
 
 /// Connections of a listener that are taken at once, at most.
 const AT_ONCE: usize = 16;
@@ -62,22 +65,24 @@ struct Listener {
 }
 
 impl Listener {
-    /// Closes it, unless somebody has the lock. Another process may have it, too, and go on listening.
-    fn close(&self, epoll: &OwnedFd) -> bool {
-        let Ok(mut fd) = self.fd.try_write() else { return false };
-        if let Some(fd) = fd.take() {
-            let _ = epoll::delete(epoll, &fd);
-        }
-        true
+    /// Takes it out to be closed, unless somebody has the lock. Another process may have it, too, and go on listening.
+    fn take(&self, epoll: &OwnedFd) -> Option<OwnedFd> {
+        let fd = self.fd.try_write().ok()?.take()?;
+        let _ = epoll::delete(epoll, &fd);
+        Some(fd)
     }
 
-    /// Has nobody wait for it any more. `true`: nobody does.
-    fn shut_down(&self) -> bool {
-        let Ok(fd) = self.fd.try_read() else { return false };
-        if let Some(fd) = &*fd {
+    fn is_closed(&self) -> bool {
+        self.fd.try_read().is_ok_and(|fd| fd.is_none())
+    }
+
+    /// Has nobody wait for it any more. This itself may wait.
+    fn shut_down(&self) {
+        if let Ok(fd) = self.fd.try_read()
+            && let Some(fd) = &*fd
+        {
             let _ = shutdown(fd, Shutdown::Both);
         }
-        fd.is_none()
     }
 }
 
@@ -118,6 +123,8 @@ struct Shared {
 /// The thread of an application.
 #[derive(Debug)]
 pub(super) struct Acceptor {
+    /// Whose listeners they are.
+    pub(super) user: u32,
     shared: Arc<Shared>,
     come: Receiver<(Name, Come)>,
     changes: Sender<Change>,
@@ -130,7 +137,7 @@ pub(super) struct Acceptor {
 
 impl Acceptor {
     /// Starts the thread, on `cpus`.
-    pub(super) fn new(cpus: CpuSet) -> Result<Self, Errno> {
+    pub(super) fn new(user: u32, cpus: CpuSet) -> Result<Self, Errno> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let (poke, told) = (eventfd(0, flags)?, eventfd(0, flags)?);
@@ -146,7 +153,7 @@ impl Acceptor {
             theirs.run(&come_to, &changes_from);
         });
         let thread = thread.map_err(|_| Errno::AGAIN)?;
-        Ok(Self { shared, come, changes, listeners: Vec::new(), leaving: Vec::new(), thread })
+        Ok(Self { user, shared, come, changes, listeners: Vec::new(), leaving: Vec::new(), thread })
     }
 
     /// Has an event when there is something to be [taken](Self::next).
@@ -155,10 +162,19 @@ impl Acceptor {
     }
 
     /// Adds a listener, whose connections are taken from now on.
-    pub(super) fn add(&mut self, fd: OwnedFd, name: Name, now: u64) -> Result<Kernel, Errno> {
+    pub(super) fn add(
+        &mut self,
+        fd: OwnedFd,
+        name: Name,
+        now: u64,
+        errands: &mut Errands,
+    ) -> Result<Kernel, Errno> {
         self.listeners.retain(|listener| listener.strong_count() > 0);
-        if self.listeners.len() >= LISTENERS {
-            return Err(Errno::NOBUFS);
+        let fits =
+            if self.listeners.len() < LISTENERS { is_listener(fd.as_fd()) } else { Err(Errno::NOBUFS) };
+        if let Err(error) = fits {
+            errands.close(self.user, fd);
+            return Err(error);
         }
         let listener = Listener { fd: RwLock::new(Some(fd)), gone: AtomicBool::new(false) };
         let kernel = Kernel { listener: Arc::new(listener), name };
@@ -167,7 +183,7 @@ impl Acceptor {
         let _ = self.changes.send(Change::New(name, Arc::clone(&kernel.listener)));
         let added = self.watch(&kernel, |fd, data, wanted| epoll::add(&self.shared.epoll, fd, data, wanted));
         if let Err(error) = added {
-            self.remove(kernel, now);
+            self.remove(kernel, now, errands);
             return Err(error);
         }
         Ok(kernel)
@@ -189,23 +205,32 @@ impl Acceptor {
         fd.as_ref().map_or(Ok(()), |fd| how(fd, data, EventFlags::IN | EventFlags::ONESHOT))
     }
 
-    /// Ends a listener: it is closed when this returns, unless the thread is just accepting from it.
-    pub(super) fn remove(&mut self, kernel: Kernel, now: u64) {
+    /// Ends a listener: by an errand, unless the thread is just accepting from it.
+    pub(super) fn remove(&mut self, kernel: Kernel, now: u64, errands: &mut Errands) {
         let Kernel { listener, name } = kernel;
-        if !listener.close(&self.shared.epoll) {
+        let taken = listener.take(&self.shared.epoll).or_else(|| {
             listener.gone.store(true, Ordering::SeqCst);
             // The thread may have been done before it could see that.
-            if !listener.close(&self.shared.epoll) {
-                self.leaving.push((listener, now));
-            }
+            listener.take(&self.shared.epoll)
+        });
+        match taken {
+            Some(fd) => errands.close(self.user, fd),
+            None => self.leaving.push((listener, now)),
         }
         let _ = self.changes.send(Change::Gone(name));
         self.shared.poke();
     }
 
     /// Has the thread accept no longer from what has ended a while ago.
-    pub(super) fn hurry(&mut self, now: u64) {
-        self.leaving.retain(|(listener, since)| now < since + WAIT || !listener.shut_down());
+    pub(super) fn hurry(&mut self, now: u64, errands: &mut Errands) {
+        self.leaving.retain_mut(|(listener, since)| {
+            if now >= *since + WAIT && !listener.is_closed() {
+                *since = now;
+                let listener = Arc::clone(listener);
+                errands.run(self.user, move || listener.shut_down());
+            }
+            !listener.is_closed()
+        });
     }
 
     /// The next thing that has come.
@@ -214,9 +239,9 @@ impl Acceptor {
     }
 
     /// Has the thread end. Whether it has: it may wait for a listener that somebody makes listen again.
-    pub(super) fn end(&mut self, now: u64) -> bool {
+    pub(super) fn end(&mut self, now: u64, errands: &mut Errands) -> bool {
         self.shared.ends.store(true, Ordering::Release);
-        self.hurry(now);
+        self.hurry(now, errands);
         self.shared.poke();
         self.thread.is_finished()
     }
@@ -249,7 +274,7 @@ impl Shared {
                     None => continue,
                 };
                 if listener.gone.load(Ordering::SeqCst) {
-                    listener.close(&self.epoll);
+                    drop(listener.take(&self.epoll));
                 }
                 // Who would hear of it is gone.
                 if taken.and_then(|()| come.send((name, Come::Done))).is_err() {
@@ -259,6 +284,19 @@ impl Shared {
             }
         }
     }
+}
+
+/// Whether nothing waits that a worker does with a descriptor: it is a TCP listener.
+///
+/// # Errors
+/// What it is instead, as `listen` has it.
+fn is_listener(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let inet = [AddressFamily::INET, AddressFamily::INET6].contains(&socket_domain(fd)?);
+    let tcp = socket_type(fd)? == SocketType::STREAM && socket_protocol(fd)? == Some(ipproto::TCP);
+    if !inet || !tcp {
+        return Err(Errno::OPNOTSUPP);
+    }
+    if socket_acceptconn(fd)? { Ok(()) } else { Err(Errno::INVAL) }
 }
 
 /// Takes some of a listener's connections.

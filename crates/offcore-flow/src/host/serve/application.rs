@@ -1,12 +1,12 @@
 //! An application: processes that share memory and sessions.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::{BinaryHeap, HashMap};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use offcore_session::control::{Owner, PROCESSES, Processes, SESSIONS};
-use offcore_session::message::KEY;
+use offcore_session::message::{KEY, Question};
 use offcore_session::shared::Shared;
 use offcore_session::slot::Slot;
 use offcore_session::{Memory, Place, Segments};
@@ -34,6 +34,14 @@ pub(super) struct Application {
     sessions: Vec<Option<Box<Session>>>,
     /// Numbers below `sessions.len()` that no session has.
     free: BinaryHeap<Reverse<u32>>,
+    /// Numbers by what the kernel calls the application's end.
+    by_cookie: HashMap<u64, u32>,
+    /// Questions that were answered in this round.
+    pub(super) questions: usize,
+    /// Where the next marks are taken, and the sessions that are to be looked at although they have none: the next one and how
+    /// many there are.
+    pub(super) marks: usize,
+    rest: (u32, u32),
 }
 
 /// One of its processes.
@@ -44,8 +52,23 @@ pub(super) struct Process {
     pub(super) pid: i32,
     /// Its socket, until it closes that.
     pub(super) channel: Option<OwnedFd>,
+    /// What it has asked for and waits for; and whether it is among those that have more to say.
+    pub(super) asked: Option<Box<Asked>>,
+    pub(super) talks: bool,
     /// Readable when it has ended; none where that cannot be seen.
     pub(super) pidfd: Option<OwnedFd>,
+}
+
+/// What a process has asked for.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) question: Question,
+    /// One that came with it.
+    pub(super) descriptor: Option<OwnedFd>,
+    /// One could not be taken.
+    pub(super) lost: bool,
+    /// When that was.
+    pub(super) since: u64,
 }
 
 impl Application {
@@ -69,6 +92,10 @@ impl Application {
             living: 0,
             sessions: Vec::new(),
             free: BinaryHeap::new(),
+            by_cookie: HashMap::new(),
+            questions: 0,
+            marks: 0,
+            rest: (0, 0),
         }
     }
 
@@ -128,10 +155,24 @@ impl Application {
         Some(process)
     }
 
-    /// The sockets of its processes.
-    pub(super) fn channels(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let processes = self.processes.iter().flatten();
-        processes.filter_map(|process| process.channel.as_ref()).map(AsFd::as_fd)
+    /// The sockets of its processes are its own no more.
+    pub(super) fn take_channels(&mut self) -> Vec<OwnedFd> {
+        self.processes.iter_mut().flatten().filter_map(|process| process.channel.take()).collect()
+    }
+
+    /// All its sessions are to be looked at.
+    pub(super) fn look_at_all(&mut self) {
+        self.rest.1 = self.sessions.len() as u32;
+    }
+
+    /// The number of the next of them, which may be no session's; `None` when all were looked at.
+    pub(super) fn next_of_rest(&mut self) -> Option<u32> {
+        let (next, left) = self.rest;
+        let left = left.checked_sub(1)?;
+        let len = self.sessions.len() as u32;
+        let number = if next < len { next } else { 0 };
+        self.rest = (number + 1, left);
+        Some(number)
     }
 
     /// The number that the next session gets: the lowest that is free. `None` when there are as many as may be.
@@ -146,6 +187,7 @@ impl Application {
     /// Adds a session by the [next number](Self::next_number).
     pub(super) fn add_session(&mut self, session: Box<Session>) -> Option<u32> {
         let number = self.next_number()?;
+        self.by_cookie.insert(session.cookie, number);
         if self.free.pop().is_some() {
             self.sessions[number as usize] = Some(session);
         } else {
@@ -179,12 +221,8 @@ impl Application {
     pub(super) fn remove_session(&mut self, number: u32) -> Option<Box<Session>> {
         let session = self.sessions.get_mut(number as usize)?.take()?;
         self.free.push(Reverse(number));
+        self.by_cookie.remove(&session.cookie);
         Some(session)
-    }
-
-    /// All its sessions.
-    pub(super) fn sessions(&self) -> impl Iterator<Item = &Session> {
-        self.sessions.iter().flatten().map(|session| &**session)
     }
 
     /// Numbers of all its sessions.
@@ -194,7 +232,7 @@ impl Application {
     }
 
     /// The session whose application's end the kernel calls `cookie`.
-    pub(super) fn find_session(&self, cookie: u64) -> Option<&Session> {
-        self.sessions.iter().flatten().find(|session| session.cookie == cookie).map(|session| &**session)
+    pub(super) fn find_session(&self, cookie: u64) -> Option<u32> {
+        self.by_cookie.get(&cookie).copied()
     }
 }

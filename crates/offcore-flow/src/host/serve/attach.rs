@@ -3,24 +3,30 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{UnixCredentials, getsockopt};
 use offcore_session::message::{ASK, Hello, KEY, MOST_DESCRIPTORS, VERSION, Welcome};
 use offcore_session::shared::Shared;
 use rustix::event::epoll::EventFlags;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
-use rustix::net::UCred;
-use rustix::net::sockopt::socket_peercred;
-use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType};
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::application::{Application, Process};
 use super::key::{Key, Source};
 use super::session::number;
-use super::{APPLICATIONS, Guest, Serve, wire};
+use super::{APPLICATIONS, APPLICATIONS_OF_USER, Guest, Serve, wire};
 use crate::host::Calls;
 
-/// Processes that are there and have not said who they are, at most. Who has waited longest goes when there are more.
+/// Processes that are there and have not said who they are, at most, and those of one user. Who has waited longest goes when
+/// there are more.
 const GUESTS: usize = 64;
+const GUESTS_OF_USER: usize = 32;
+/// Users that may not attach, where those that may are told apart.
+const STRANGER: u32 = u32::MAX;
 /// Those that are let in at once, at most.
 const AT_ONCE: usize = 16;
 
@@ -31,6 +37,10 @@ impl Serve {
         self.knocking = true;
         for _ in 0..AT_ONCE {
             let Some(door) = &self.door else { return };
+            // What is let in has to be closed, too, some time.
+            if self.guests.back().is_some_and(|guest| self.errands.are_full(guest.user)) {
+                return;
+            }
             let socket = match door.accept() {
                 Ok(socket) => socket,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
@@ -41,15 +51,40 @@ impl Serve {
                 Err(error) => return self.refuse(now, "a process has to wait", error),
             };
             let generation = self.next_generation();
+            let user = self.may_attach(&socket).map_or(STRANGER, |who| who.uid());
             let key = Key::new(Source::Guest, 0, 0, generation);
             if let Err(error) = self.watch.add(socket.as_fd(), key, EventFlags::IN) {
                 self.refuse(now, "a process is not let in", error);
+                self.errands.close_socket(user, socket);
                 continue;
             }
-            if self.guests.len() >= GUESTS {
-                self.guests.pop_front();
-            }
-            self.guests.push_back(Guest { generation, socket });
+            self.make_room_for_guest(user);
+            self.guests.push_back(Guest { generation, user, socket });
+        }
+    }
+
+    fn make_room_for_guest(&mut self, user: u32) {
+        let same = self.guests.iter().filter(|guest| guest.user == user).count();
+        let goes = if same >= GUESTS_OF_USER {
+            self.guests.iter().position(|guest| guest.user == user)
+        } else {
+            (self.guests.len() >= GUESTS).then_some(0)
+        };
+        if let Some(guest) = goes.and_then(|at| self.guests.remove(at)) {
+            self.turn_away(guest);
+        }
+    }
+
+    /// What a guest has sent and nobody has read may have descriptors.
+    fn turn_away(&mut self, guest: Guest) {
+        self.watch.remove(guest.socket.as_fd());
+        self.errands.close_socket(guest.user, guest.socket);
+    }
+
+    /// Closes descriptors of a user's that nobody has asked for.
+    pub(super) fn discard(&mut self, user: u32, descriptors: Vec<OwnedFd>) {
+        for descriptor in descriptors {
+            self.errands.close(user, descriptor);
         }
     }
 
@@ -62,33 +97,49 @@ impl Serve {
     }
 
     /// A process says who it is.
-    pub(super) fn hear_guest(&mut self, generation: u32, calls: &mut Calls<'_>) {
-        let Some(at) = self.guests.iter().position(|guest| guest.generation == generation) else { return };
+    pub(super) fn hear_guest(&mut self, key: Key, calls: &mut Calls<'_>) {
+        let Some(at) = self.guests.iter().position(|guest| guest.generation == key.generation) else {
+            return;
+        };
+        if self.errands.are_full(self.guests[at].user) {
+            return self.talking.push(key);
+        }
         // Of another version it may be longer.
-        let mut bytes = [0; 256];
-        let received = wire::receive(self.guests[at].socket.as_fd(), &mut bytes);
+        let (mut bytes, mut descriptors) = ([0; 256], Vec::new());
+        let received = wire::receive(self.guests[at].socket.as_fd(), &mut bytes, &mut descriptors);
+        self.discard(self.guests[at].user, descriptors);
         if matches!(received, Err(Errno::AGAIN)) {
             return;
         }
-        let Some(Guest { socket, .. }) = self.guests.remove(at) else { return };
-        let Some(len) = received.ok().map(|received| received.len).filter(|len| *len > 0) else { return };
-        let Some(hello) = Hello::from_bytes(&bytes[..len]) else {
-            return self.misuse(
-                "a process begins with what is no message: its socket is closed",
-                0,
-                calls.now,
-            );
-        };
-        if hello.version == ASK {
-            return answer(socket.as_fd(), self.may_attach(socket.as_fd()).map_or_else(number, |_| 0));
+        let Some(guest) = self.guests.remove(at) else { return };
+        let len = received.map_or(0, |received| received.len);
+        match Hello::from_bytes(&bytes[..len]) {
+            Some(hello) => self.hear_hello(&hello, guest, calls),
+            None => {
+                if len > 0 {
+                    self.misuse(
+                        "a process begins with what is no message: its socket is closed",
+                        0,
+                        calls.now,
+                    );
+                }
+                self.turn_away(guest);
+            }
         }
-        let found = self.find_app(socket.as_fd(), &hello, calls);
-        let result = found.and_then(|(app, who)| self.admit(app, who, &socket));
-        match result {
-            Ok(attached) => self.greet(attached, socket, calls),
+    }
+
+    fn hear_hello(&mut self, hello: &Hello, guest: Guest, calls: &mut Calls<'_>) {
+        if hello.version == ASK {
+            answer(guest.socket.as_fd(), self.may_attach(&guest.socket).map_or_else(number, |_| 0));
+            return self.turn_away(guest);
+        }
+        let found = self.find_app(&guest.socket, hello, calls);
+        match found.and_then(|(app, who)| self.admit(app, who, &guest.socket)) {
+            Ok(attached) => self.greet(attached, guest.socket, calls),
             Err(error) => {
                 self.refuse(calls.now, "a process is not let in", error);
-                answer(socket.as_fd(), number(error));
+                answer(guest.socket.as_fd(), number(error));
+                self.turn_away(guest);
                 // One that was made for it is nobody's.
                 for app in 0..self.apps.len() {
                     self.end_when_over(app, calls);
@@ -100,15 +151,15 @@ impl Serve {
     /// The application that a process belongs to, which may be a new one.
     fn find_app(
         &mut self,
-        socket: BorrowedFd<'_>,
+        socket: &OwnedFd,
         hello: &Hello,
         calls: &mut Calls<'_>,
-    ) -> Result<(usize, UCred), Errno> {
+    ) -> Result<(usize, UnixCredentials), Errno> {
         if hello.version != VERSION {
             return Err(Errno::PROTO);
         }
         let who = self.may_attach(socket)?;
-        let user = who.uid.as_raw();
+        let user = who.uid();
         if hello.key == [0; KEY] {
             return Ok((self.add_app(user, calls)?, who));
         }
@@ -118,9 +169,9 @@ impl Serve {
     }
 
     /// Who is at the other end of a socket, if it is a user that may attach.
-    fn may_attach(&self, socket: BorrowedFd<'_>) -> Result<UCred, Errno> {
-        let who = socket_peercred(socket)?;
-        let user = who.uid.as_raw();
+    fn may_attach(&self, socket: &OwnedFd) -> Result<UnixCredentials, Errno> {
+        let who = credentials(socket)?;
+        let user = who.uid();
         let may = user == 0 || user == self.user || self.config.allow.contains(&user);
         if may { Ok(who) } else { Err(Errno::ACCESS) }
     }
@@ -128,7 +179,8 @@ impl Serve {
     /// A new application.
     fn add_app(&mut self, user: u32, calls: &mut Calls<'_>) -> Result<usize, Errno> {
         let at = self.apps.iter().position(Option::is_none).unwrap_or(self.apps.len());
-        if at >= APPLICATIONS {
+        let same = self.apps.iter().flatten().filter(|app| app.user == user).count();
+        if at >= APPLICATIONS || same >= APPLICATIONS_OF_USER {
             return Err(Errno::MFILE);
         }
         let mut key = [0; KEY];
@@ -149,21 +201,23 @@ impl Serve {
     }
 
     /// Makes somebody a process of an application.
-    fn admit(&mut self, app: usize, who: UCred, socket: &OwnedFd) -> Result<Attached, Errno> {
+    fn admit(&mut self, app: usize, who: UnixCredentials, socket: &OwnedFd) -> Result<Attached, Errno> {
         let generation = self.next_generation();
-        let pid = who.pid.as_raw_nonzero().get();
+        let pid = who.pid();
         let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else {
             return Err(Errno::BADF);
         };
         // It has begun another program: who it was before holds no lock any more.
-        let before = application.find_process(pid);
-        // Where processes cannot be watched, it is over when its socket is closed.
-        let pidfd = match pidfd_open(who.pid, PidfdFlags::empty()) {
+        let visible = Pid::from_raw(pid);
+        let before = visible.and_then(|_| application.find_process(pid));
+        // Where processes cannot be watched, it is over when its socket is closed; so is one that this namespace of processes
+        // does not have, whose number is 0.
+        let pidfd = match visible.map_or(Err(Errno::NOSYS), |pid| pidfd_open(pid, PidfdFlags::empty())) {
             Ok(pidfd) => Some(pidfd),
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::SRCH)) => return Err(error),
             Err(_) => None,
         };
-        let process = Process { generation, pid, channel: None, pidfd };
+        let process = Process { generation, pid, channel: None, asked: None, talks: false, pidfd };
         let (number, owner) = application.add_process(process).ok_or(Errno::MFILE)?;
         let key = Key::new(Source::Process, app, number as u32, generation);
         let process = application.process(number as u32, generation);
@@ -213,16 +267,34 @@ impl Serve {
 
     /// A process that has its parent's socket gets one of its own.
     pub(super) fn fork(&mut self, app: usize, socket: OwnedFd, calls: &mut Calls<'_>) {
-        let who = socket_peercred(&socket);
-        match who.and_then(|who| self.admit(app, who, &socket)) {
+        let Some(user) = self.app(app).map(|app| app.user) else { return };
+        let admitted = match is_channel(socket.as_fd()) {
+            true => credentials(&socket).and_then(|who| self.admit(app, who, &socket)),
+            false => Err(Errno::PROTOTYPE),
+        };
+        match admitted {
             Ok(attached) => self.greet(attached, socket, calls),
             Err(error) => {
                 self.refuse(calls.now, "a process's child is not let in", error);
-                answer(socket.as_fd(), number(error));
-                self.watch.remove(socket.as_fd());
+                if is_channel(socket.as_fd()) {
+                    answer(socket.as_fd(), number(error));
+                    self.watch.remove(socket.as_fd());
+                    return self.errands.close_socket(user, socket);
+                }
+                self.errands.close(user, socket);
             }
         }
     }
+}
+
+/// Who has made the other end of a socket. By nix: rustix has no value for a process of another namespace, which has no number.
+fn credentials(socket: &OwnedFd) -> Result<UnixCredentials, Errno> {
+    getsockopt(socket, PeerCredentials).map_err(|error| Errno::from_raw_os_error(error as i32))
+}
+
+/// Whether messages can be sent there, and nothing waits.
+fn is_channel(socket: BorrowedFd<'_>) -> bool {
+    socket_domain(socket) == Ok(AddressFamily::UNIX) && socket_type(socket) == Ok(SocketType::SEQPACKET)
 }
 
 /// A process that was let in.

@@ -1,6 +1,6 @@
 //! What processes ask for, and what they are answered. Nothing waits: what takes time is told of by the session's end.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,16 +14,23 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use super::application::Asked;
 use super::key::Key;
 use super::session::{DATAGRAM, Listener, STREAM, What, number as error_number, write_addresses};
 use super::sessions::Beginning;
+use super::wire::Received;
 use super::{Serve, wire};
 use crate::host::Calls;
 
-/// Questions of one process that are answered in a round, at most.
-const QUESTIONS: usize = 64;
+/// Questions of one application that are answered in a round, at most.
+const QUESTIONS: usize = 16;
+/// How long who binds something waits for what is being closed, in microseconds.
+const CLOSE_TIMEOUT: u64 = 100_000;
 /// Ports that are chosen from for a session that is bound to none: as those of connections.
 const PORTS: std::ops::RangeInclusive<u16> = 32768..=60999;
+
+/// The first port that everybody may have.
+const UNPRIVILEGED: u16 = 1024;
 
 /// States of a connection without any, as Linux numbers them.
 const CLOSE: u32 = 7;
@@ -46,36 +53,82 @@ impl Serve {
     /// A process says something.
     pub(super) fn hear(&mut self, key: Key, calls: &mut Calls<'_>) {
         let app = usize::from(key.app);
-        for _ in 0..QUESTIONS {
-            let Some(channel) = self.channel(key) else { return };
-            let mut bytes = [0; Question::LEN + 1];
-            let received = match wire::receive(channel, &mut bytes) {
-                Ok(received) if received.len > 0 => received,
-                Err(Errno::AGAIN) => return,
-                Err(Errno::MSGSIZE) => return self.close_channel(key, true, calls),
-                _ => return self.close_channel(key, false, calls),
-            };
-            let question = (received.len == Question::LEN).then(|| Question::from_bytes(&bytes)).flatten();
-            let Some(question) = question else { return self.close_channel(key, true, calls) };
-            let descriptor = received.descriptors.into_iter().next();
+        while let Some(asked) = self.next_question(key, calls) {
+            let Asked { question, mut descriptor, lost, since } = asked;
+            let Some(user) = self.app(app).map(|app| app.user) else { return };
             if question.call == Call::Fork {
                 match descriptor {
                     Some(socket) => self.fork(app, socket, calls),
                     // Who waits at the other end sees that it is closed.
-                    None if received.lost => {}
+                    None if lost => {}
                     None => return self.close_channel(key, true, calls),
                 }
                 continue;
             }
-            let reply = match received.lost {
+            self.end_closed(&question, calls);
+            // What has the kernel's port until it is closed is closed by then, usually.
+            let binds = matches!(question.call, Call::Bind | Call::Listen);
+            if binds && self.errands.has_some(user) && calls.now < since + CLOSE_TIMEOUT {
+                if let Some(process) = self.app(app).and_then(|app| app.process(key.number, key.generation)) {
+                    process.asked = Some(Box::new(Asked { question, descriptor, lost, since }));
+                }
+                self.look = true;
+                return self.hear_later(key);
+            }
+            let reply = match lost {
                 true => Err(Errno::MFILE),
-                false => self.answer(app, &question, descriptor, calls),
+                false => self.answer(app, &question, &mut descriptor, calls),
             };
-            if !self.reply(key, &question, reply) {
+            let done = self.reply(key, &question, reply);
+            self.discard(user, descriptor.into_iter().collect());
+            if !done {
                 return self.close_channel(key, false, calls);
             }
         }
-        self.talking.push(key);
+    }
+
+    /// What a process asks for next, as long as its application may be answered in this round.
+    fn next_question(&mut self, key: Key, calls: &mut Calls<'_>) -> Option<Asked> {
+        let application = self.app(key.app.into())?;
+        let (user, full) = (application.user, application.questions >= QUESTIONS);
+        application.questions += 1;
+        let process = application.process(key.number, key.generation)?;
+        process.talks = false;
+        if full || self.errands.are_full(user) {
+            self.look |= full;
+            self.hear_later(key);
+            return None;
+        }
+        let process = self.app(key.app.into())?.process(key.number, key.generation)?;
+        if let Some(asked) = process.asked.take() {
+            return Some(*asked);
+        }
+        let channel = process.channel.as_ref()?;
+        let (mut bytes, mut descriptors) = ([0; Question::LEN + 1], Vec::new());
+        let received = wire::receive(channel.as_fd(), &mut bytes, &mut descriptors);
+        let descriptor = (!descriptors.is_empty()).then(|| descriptors.remove(0));
+        self.discard(user, descriptors);
+        let question = match &received {
+            Err(Errno::AGAIN) => return None,
+            Ok(received) if received.len == Question::LEN => Question::from_bytes(&bytes),
+            _ => None,
+        };
+        let since = calls.now;
+        if let (Some(question), Ok(Received { lost, .. })) = (question, &received) {
+            return Some(Asked { question, descriptor, lost: *lost, since });
+        }
+        self.discard(user, descriptor.into_iter().collect());
+        let misused = matches!(received, Ok(Received { len: 1.., .. }) | Err(Errno::MSGSIZE));
+        self.close_channel(key, misused, calls);
+        None
+    }
+
+    /// A process has more to say.
+    fn hear_later(&mut self, key: Key) {
+        let process = self.app(key.app.into()).and_then(|app| app.process(key.number, key.generation));
+        if process.is_some_and(|process| !std::mem::replace(&mut process.talks, true)) {
+            self.talking.push(key);
+        }
     }
 
     fn channel(&mut self, key: Key) -> Option<BorrowedFd<'_>> {
@@ -93,9 +146,7 @@ impl Serve {
             return;
         };
         let (channel, lives) = (process.channel.take(), process.pidfd.is_some());
-        if let Some(channel) = channel {
-            self.watch.remove(channel.as_fd());
-        }
+        self.close_socket(app, channel);
         if !lives {
             self.process_ended(app, key.number, key.generation, calls);
         }
@@ -121,23 +172,27 @@ impl Serve {
         wire::send(channel, &answer.to_bytes(), &descriptors).is_ok()
     }
 
-    fn answer(
-        &mut self,
-        app: usize,
-        question: &Question,
-        descriptor: Option<OwnedFd>,
-        calls: &mut Calls<'_>,
-    ) -> Result<Reply, Errno> {
+    /// Ends what has a port that is asked for and no descriptor any more.
+    fn end_closed(&mut self, question: &Question, calls: &mut Calls<'_>) {
         let bound = question.local.map_or(0, |local| local.port());
         if bound != 0 && matches!(question.call, Call::Bind | Call::Connect | Call::Listen) {
             self.end_closed_at(bound, calls);
         }
+    }
+
+    fn answer(
+        &mut self,
+        app: usize,
+        question: &Question,
+        descriptor: &mut Option<OwnedFd>,
+        calls: &mut Calls<'_>,
+    ) -> Result<Reply, Errno> {
         match question.call {
             Call::Segments | Call::Fork => Ok(Reply::of(Named::default(), None)),
             Call::Bind => self.bind(app, question, calls),
             Call::Connect => self.connect(app, question, calls),
             Call::Listen => self.listen(app, question, descriptor, calls),
-            Call::Adopt => self.adopt(app, descriptor.ok_or(Errno::BADF)?),
+            Call::Adopt => self.adopt(app, descriptor.as_ref().ok_or(Errno::BADF)?),
             Call::Info => self.info(app, question.number, calls),
         }
     }
@@ -153,6 +208,7 @@ impl Serve {
                     return Err(Errno::ADDRNOTAVAIL);
                 }
                 let port = self.stream_port(address, local.port())?;
+                self.may_bind(app, port)?;
                 let place = calls.stack.take_slot(id).ok_or(Errno::NOBUFS)?;
                 let local = SocketAddr::new(local.ip(), port);
                 let what = What::Bound(address, port);
@@ -162,6 +218,7 @@ impl Serve {
                 if let Some(to) = question.remote {
                     calls.stack.source_to(to.ip()).map_err(errno)?;
                 }
+                self.may_bind(app, local.port())?;
                 self.datagrams(id, local, None, calls)?
             }
             _ => return Err(Errno::PROTOTYPE),
@@ -201,6 +258,14 @@ impl Serve {
         }
     }
 
+    /// Ports below 1024 are for root, as in the kernel, and for the stack's own user.
+    fn may_bind(&self, app: usize, port: u16) -> Result<(), Errno> {
+        let user = self.apps.get(app).and_then(Option::as_deref).map(|app| app.user);
+        let may =
+            port == 0 || port >= UNPRIVILEGED || user.is_some_and(|user| user == 0 || user == self.user);
+        if may { Ok(()) } else { Err(Errno::ACCESS) }
+    }
+
     /// The port of a stream that is bound: the one that is wanted, or one that nobody has.
     fn stream_port(&self, address: Option<IpAddr>, port: u16) -> Result<u16, Errno> {
         let overlap = |other: Option<IpAddr>| {
@@ -208,33 +273,33 @@ impl Serve {
             let any = one.is_unspecified() || other.is_unspecified();
             one == other || any && one.is_ipv4() == other.is_ipv4()
         };
-        let sessions = || self.apps.iter().flatten().flat_map(|app| app.sessions());
+        let at = |port: u16| self.ports.at(port).filter_map(|(app, number)| self.what(app, number));
         if port != 0 {
             // Others may have bound it, too: who listens first has it.
             let has = |what: &What| {
                 matches!(what, What::Listener(listener)
                     if listener.port == port && overlap(listener.address) && !listener.shares)
             };
-            return if sessions().any(|session| has(&session.what)) {
-                Err(Errno::ADDRINUSE)
-            } else {
-                Ok(port)
-            };
+            return if at(port).any(has) { Err(Errno::ADDRINUSE) } else { Ok(port) };
         }
-        let mut taken = HashSet::new();
-        for session in sessions() {
-            match &session.what {
-                What::Bound(other, port) if overlap(*other) => drop(taken.insert(*port)),
-                What::Listener(listener) if overlap(listener.address) => drop(taken.insert(listener.port)),
-                _ => {}
-            }
-        }
+        let taken = |port: u16| {
+            at(port).any(|what| match what {
+                What::Bound(other, _) => overlap(*other),
+                What::Listener(listener) => overlap(listener.address),
+                _ => false,
+            })
+        };
         let mut bytes = [0; 4];
         getrandom(&mut bytes, GetRandomFlags::NONBLOCK)?;
         let (first, count) = (u32::from(*PORTS.start()), PORTS.len() as u32);
         let from = u32::from_ne_bytes(bytes) % count;
         let mut ports = (0..count).map(|n| (first + (from + n) % count) as u16);
-        ports.find(|port| !taken.contains(port)).ok_or(Errno::ADDRINUSE)
+        ports.find(|port| !taken(*port)).ok_or(Errno::ADDRINUSE)
+    }
+
+    fn what(&self, app: usize, number: u32) -> Option<&What> {
+        let application = self.apps.get(app)?.as_deref()?;
+        application.session(number).map(|session| &session.what)
     }
 
     /// A connection, of a session that has an address or of a new one; or the peer of a datagram socket.
@@ -252,6 +317,8 @@ impl Serve {
             if calls.stack.has_address(to.ip()) {
                 return Err(Errno::OPNOTSUPP);
             }
+            let from = question.local.map_or(0, |local| local.port());
+            self.may_bind(app, from)?;
             if question.value == DATAGRAM {
                 let local = question.local.ok_or(Errno::INVAL)?;
                 let begin = self.datagrams(id, local, Some(to), calls)?;
@@ -279,6 +346,7 @@ impl Serve {
                 slot.set_state(state::CONNECTING);
                 session.what = What::Stream(conn);
                 self.by_conn.insert(conn, (app, question.number));
+                self.ports.remove(port, app, question.number);
             }
             What::Stream(_) | What::Datagrams(_) | What::Gone => return Err(Errno::ISCONN),
             What::Listener(_) => return Err(Errno::INVAL),
@@ -291,7 +359,7 @@ impl Serve {
         &mut self,
         app: usize,
         question: &Question,
-        kernel: Option<OwnedFd>,
+        kernel: &mut Option<OwnedFd>,
         calls: &mut Calls<'_>,
     ) -> Result<Reply, Errno> {
         let shares = question.value & SHARE_PORT != 0;
@@ -311,6 +379,7 @@ impl Serve {
             (None, Some(local)) => {
                 let both = local.ip() == Ipv6Addr::UNSPECIFIED && question.value & ONLY_V6 == 0;
                 let address = (!both).then_some(local.ip().to_canonical());
+                self.may_bind(app, local.port())?;
                 (address, self.stream_port(address, local.port())?)
             }
             (None, None) => return Err(Errno::INVAL),
@@ -342,7 +411,7 @@ impl Serve {
                 (number, reply)
             }
         };
-        self.begin_to_listen(app, number, backlog, kernel, calls);
+        self.begin_to_listen(app, number, backlog, kernel.take(), calls);
         Ok(reply)
     }
 
@@ -387,11 +456,11 @@ impl Serve {
     }
 
     /// Which session an end is of.
-    fn adopt(&mut self, app: usize, end: OwnedFd) -> Result<Reply, Errno> {
-        let cookie = socket_cookie(&end)?;
+    fn adopt(&mut self, app: usize, end: &OwnedFd) -> Result<Reply, Errno> {
+        let cookie = socket_cookie(end)?;
         let application = self.app(app).ok_or(Errno::BADF)?;
-        let session = application.find_session(cookie).ok_or(Errno::BADF)?;
-        Ok(Reply::of(Named { place: session.place.number(), generation: session.generation }, None))
+        let number = application.find_session(cookie).ok_or(Errno::BADF)?;
+        self.named(app, number)
     }
 
     fn info(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) -> Result<Reply, Errno> {

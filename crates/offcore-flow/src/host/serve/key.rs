@@ -7,7 +7,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 /// Events that are taken at a time.
-pub(super) const AT_ONCE: usize = 256;
+pub(super) const AT_ONCE: usize = 64;
 
 /// What a descriptor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +130,7 @@ mod tests {
     fn keys_are_read_as_they_were_written() {
         for (at, source) in SOURCES.into_iter().enumerate() {
             assert_eq!(source as usize, at);
-            for (app, number, generation) in [(0, 0, 0), (63, 65_535, u32::MAX), (1, 2, 3)] {
+            for (app, number, generation) in [(0, 0, 0), (127, 65_535, u32::MAX), (1, 2, 3)] {
                 let key = Key::new(source, app, number, generation);
                 assert_eq!(Key::from_word(key.word()), key);
             }

@@ -19,7 +19,9 @@ use crate::host::Calls;
 /// Applications whose thread has not ended, at most: beyond as many no new thread is started.
 const ENDING: usize = 64;
 /// What an application's thread has taken that is looked at in a round, at most.
-const KERNELS: usize = 256;
+const KERNELS: usize = 64;
+/// Connections of a listener that get a session in a round, at most.
+const ACCEPTED: usize = 64;
 
 /// A connection on its way to the application.
 type Passed = (Accepted, OwnedFd);
@@ -64,7 +66,11 @@ impl Serve {
         if held.is_some_and(|held| !self.pass(app, number, held)) {
             return;
         }
-        while let Some(conn) = calls.stack.accept(id) {
+        let mut left = ACCEPTED;
+        while left > 0
+            && let Some(conn) = calls.stack.accept(id)
+        {
+            left -= 1;
             match self.incoming(app, number, conn, calls) {
                 Ok(passed) => {
                     if !self.pass(app, number, passed) {
@@ -76,6 +82,11 @@ impl Serve {
                     self.refuse(calls.now, "a connection is reset: there is no session for it", error);
                 }
             }
+        }
+        if left == 0 {
+            // Nobody tells of what is left.
+            self.wait(app, number);
+            self.look = true;
         }
         if self.pass_kernels(app, number) {
             self.set_armed(app, number, false);
@@ -120,19 +131,16 @@ impl Serve {
         kernel: OwnedFd,
         now: u64,
     ) -> Result<(), Errno> {
-        let Self { apps, watch, cpus, ending, .. } = self;
+        let acceptor = self.acceptor(app);
+        let Self { apps, errands, .. } = self;
         let application = apps.get_mut(app).and_then(Option::as_deref_mut).ok_or(Errno::BADF)?;
-        if application.acceptor.is_none() {
-            if ending.len() >= ENDING {
-                return Err(Errno::AGAIN);
-            }
-            let acceptor = Acceptor::new(*cpus)?;
-            watch.add(acceptor.as_fd(), Key::new(Source::Kernel, app, 0, 0), EventFlags::IN)?;
-            application.acceptor = Some(acceptor);
-        }
-        let generation = application.session(number).ok_or(Errno::BADF)?.generation;
-        let acceptor = application.acceptor.as_mut().ok_or(Errno::BADF)?;
-        let kernel = acceptor.add(kernel, Name { number, generation }, now)?;
+        let generation = application.session(number).map(|session| session.generation);
+        let (Ok(()), Some(generation), Some(acceptor)) = (acceptor, generation, &mut application.acceptor)
+        else {
+            errands.close(application.user, kernel);
+            return Err(acceptor.err().unwrap_or(Errno::BADF));
+        };
+        let kernel = acceptor.add(kernel, Name { number, generation }, now, errands)?;
         if let Some(What::Listener(listener)) =
             application.session_mut(number).map(|session| &mut session.what)
         {
@@ -141,28 +149,53 @@ impl Serve {
         Ok(())
     }
 
+    /// Has an application's thread run.
+    fn acceptor(&mut self, app: usize) -> Result<(), Errno> {
+        let Self { apps, watch, cpus, ending, .. } = self;
+        let application = apps.get_mut(app).and_then(Option::as_deref_mut).ok_or(Errno::BADF)?;
+        if application.acceptor.is_none() {
+            if ending.len() >= ENDING {
+                return Err(Errno::AGAIN);
+            }
+            let acceptor = Acceptor::new(application.user, *cpus)?;
+            watch.add(acceptor.as_fd(), Key::new(Source::Kernel, app, 0, 0), EventFlags::IN)?;
+            application.acceptor = Some(acceptor);
+        }
+        Ok(())
+    }
+
     /// A session does not listen any more.
     pub(super) fn end_kernel(&mut self, app: usize, listener: Listener, now: u64) {
-        if let Some(kernel) = listener.kernel
-            && let Some(acceptor) = self.app(app).and_then(|app| app.acceptor.as_mut())
-        {
-            acceptor.remove(kernel, now);
+        let Self { apps, errands, .. } = self;
+        let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let Listener { kernel, come, held, .. } = listener;
+        if let (Some(kernel), Some(acceptor)) = (kernel, &mut application.acceptor) {
+            acceptor.remove(kernel, now, errands);
+        }
+        // Ends of sessions are closed at once.
+        let held = held.filter(is_kernels);
+        if !come.is_empty() || held.is_some() {
+            errands.close(application.user, (come, held));
         }
     }
 
     /// The thread of an application has taken connections.
     pub(super) fn kernels_come(&mut self, app: usize, calls: &mut Calls<'_>) {
         for _ in 0..KERNELS {
-            let come = self.app(app).and_then(|app| app.acceptor.as_ref()).and_then(Acceptor::next);
+            let Some(application) = self.app(app) else { return };
+            let user = application.user;
+            let come = application.acceptor.as_ref().and_then(Acceptor::next);
             let Some((Name { number, generation }, come)) = come else { return };
-            let session = self.app(app).and_then(|app| app.session_mut(number));
-            // Of one that has ended meanwhile it is closed here.
-            let Some(session) = session.filter(|session| session.generation == generation) else { continue };
-            if let What::Listener(listener) = &mut session.what {
-                listener.come.push_back(come);
-                if listener.held.is_none() {
-                    self.listener_goes_on(app, number, calls);
+            let session = application.session_mut(number).filter(|session| session.generation == generation);
+            match session.map(|session| &mut session.what) {
+                Some(What::Listener(listener)) => {
+                    listener.come.push_back(come);
+                    if listener.held.is_none() {
+                        self.listener_goes_on(app, number, calls);
+                    }
                 }
+                // It has ended meanwhile.
+                _ => self.errands.close(user, come),
             }
         }
         // Nobody tells of what is left.
@@ -211,22 +244,26 @@ impl Serve {
 
     /// Puts a connection into a listener's queue. `false`: it is full, and the connection waits; or nobody listens.
     fn pass(&mut self, app: usize, number: u32, (accepted, end): Passed) -> bool {
-        let session = self.app(app).and_then(|app| app.session(number));
-        let Some(ours) = session.and_then(|session| session.ours()) else { return false };
-        match wire::send(ours, &accepted.to_bytes(), &[end.as_fd()]) {
-            Ok(()) => true,
-            // No room, or (`ETOOMANYREFS`) as many descriptors under way as this user may have.
-            Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => {
-                if let Some(listener) = self.listener(app, number) {
-                    listener.held = Some((accepted, end));
-                }
-                self.wait(app, number);
-                self.set_armed(app, number, true);
-                false
+        let Some(application) = self.app(app) else { return false };
+        let user = application.user;
+        let ours = application.session(number).and_then(|session| session.ours());
+        let sent =
+            ours.map_or(Err(Errno::BADF), |ours| wire::send(ours, &accepted.to_bytes(), &[end.as_fd()]));
+        // No room, or (`ETOOMANYREFS`) as many descriptors under way as this user may have.
+        if let Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) = sent {
+            if let Some(listener) = self.listener(app, number) {
+                listener.held = Some((accepted, end));
             }
-            // It is closed, which is told of in a moment: the end is closed here, and with it the session.
-            Err(_) => false,
+            self.wait(app, number);
+            self.set_armed(app, number, true);
+            return false;
         }
+        let passed = (accepted, end);
+        if is_kernels(&passed) {
+            self.errands.close(user, passed);
+        }
+        // Where it was not sent the listener is closed, which is told of in a moment: with the end its session is closed, too.
+        sent.is_ok()
     }
 
     /// A listener is looked at again in a while.
@@ -251,4 +288,9 @@ impl Serve {
                 watch.change(ours, key, if on { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN });
         }
     }
+}
+
+/// Whether a connection is the kernel's, and no session.
+fn is_kernels((accepted, _): &Passed) -> bool {
+    accepted.session == Named::default()
 }

@@ -7,8 +7,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio, ioctl_fionread};
 use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, SocketFlags, SocketType, recv,
-    recvmsg, send, socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, Shutdown, SocketFlags, SocketType,
+    recv, recvmsg, send, shutdown, socketpair,
 };
 
 use super::ServeError;
@@ -113,46 +113,58 @@ pub(super) fn put_token(ours: BorrowedFd<'_>) {
 
 /// Opens the gate: reads all but one byte, and no more than [`MOST`]. Blocking calls may have written more than what closes it.
 /// How many were read, and how many of them were none of a gate's. `None`: there are more than `gates` says, so that data is
-/// among them, and nothing was read.
+/// among them, or descriptors are; nothing was read.
 pub(super) fn open_gate(ours: BorrowedFd<'_>, gates: impl FnOnce() -> u32) -> Option<(u32, u32)> {
     let there = ioctl_fionread(ours).unwrap_or(0);
     // A program can put as much there as it likes; the library puts less, and what is more keeps the program's gate closed.
-    let mut left = usize::try_from(there).unwrap_or(0).saturating_sub(1).min(MOST);
+    let left = usize::try_from(there).unwrap_or(0).saturating_sub(1).min(MOST);
+    if left == 0 {
+        return Some((0, 0));
+    }
+    let mut bytes = [0; MOST + 1];
     // They are counted before they are put there.
-    if left > gates() as usize {
+    if left > gates() as usize
+        || look(ours, &mut bytes[..=left]).is_ok_and(|(_, has_descriptors)| has_descriptors)
+    {
         return None;
     }
-    let (mut bytes, mut taken, mut data) = ([0; 512], 0, 0);
-    while left > 0 {
-        let at_most = left.min(bytes.len());
-        match recv(ours, &mut bytes[..at_most], RecvFlags::DONTWAIT) {
-            Ok((read, _)) if read > 0 => {
-                // The first byte of the pair was looked at before.
-                let new = if taken == 0 { 1 } else { 0 };
-                data += bytes[new..read].iter().filter(|byte| **byte != 0).count() as u32;
-                left -= read.min(left);
-                taken += read as u32;
-            }
+    let mut taken = 0;
+    while taken < left {
+        match recv(ours, &mut bytes[taken..left], RecvFlags::DONTWAIT) {
+            Ok((read @ 1.., _)) => taken += read,
+            Err(Errno::INTR) => {}
             _ => break,
         }
     }
-    Some((taken, data))
+    // The first byte of the pair was looked at before.
+    let data = bytes[..taken].iter().skip(1).filter(|byte| **byte != 0).count();
+    Some((taken as u32, data as u32))
 }
 
-/// Takes everything if descriptors are among it. One in the queue of its own pair, or of one whose end is there, too, is never
-/// closed otherwise.
-pub(super) fn discard_descriptors(ours: BorrowedFd<'_>) {
-    let mut bytes = [0; 4096];
-    let receive = |bytes: &mut [u8], flags| {
-        let parts = &mut [IoSliceMut::new(bytes)];
-        recvmsg(ours, parts, &mut RecvAncillaryBuffer::default(), RecvFlags::DONTWAIT | flags)
-    };
-    // Without room for them the kernel closes them, and says so; those that are only looked at stay.
-    let has_some = |bytes: &mut [u8]| {
-        receive(bytes, RecvFlags::PEEK).is_ok_and(|message| message.flags.contains(ReturnFlags::CTRUNC))
-    };
-    while has_some(&mut bytes) {
-        while receive(&mut bytes, RecvFlags::empty()).is_ok_and(|message| message.bytes > 0) {}
+/// Looks at what is in a pair and was sent by the application, without taking it: as much as `bytes` has room for, or less. How
+/// many bytes there are, and whether descriptors are among them.
+pub(super) fn look(ours: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, bool), Errno> {
+    let parts = &mut [IoSliceMut::new(bytes)];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let message = recvmsg(ours, parts, &mut RecvAncillaryBuffer::default(), flags)?;
+    // There is no room for descriptors, and the kernel says so; those that are only looked at stay.
+    Ok((message.bytes, message.flags.contains(ReturnFlags::CTRUNC)))
+}
+
+/// Closes our end. One whose queue may have descriptors, which are closed with it, is given back: to close those may take a
+/// while.
+pub(super) fn close_plain(ours: OwnedFd) -> Option<OwnedFd> {
+    // From now on nothing more comes.
+    let _ = shutdown(&ours, Shutdown::Read);
+    let there = ioctl_fionread(&ours);
+    // The first byte is ours.
+    if there.is_ok_and(|there| there <= 1) {
+        return None;
+    }
+    let mut bytes = [0; MOST];
+    match look(ours.as_fd(), &mut bytes) {
+        Ok((len, false)) if len < MOST => None,
+        _ => Some(ours),
     }
 }
 
@@ -207,15 +219,22 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_in_their_own_queue_are_closed() {
-        let Pair { app, ours } = Pairs::calibrate().unwrap().pair(false).unwrap();
-        discard_descriptors(ours.as_fd());
-        assert_eq!(ioctl_fionread(&ours), Ok(1), "bytes stay");
-        // There is room for one message more.
+    fn an_end_with_descriptors_in_its_queue_is_given_back() {
+        let pairs = Pairs::calibrate().unwrap();
+        let Pair { app, ours } = pairs.pair(true).unwrap();
+        assert!(close_plain(ours).is_none());
+        assert!(has_hung_up(app.as_fd()));
+        // As many bytes as are looked at may have some behind them.
+        let Pair { app, ours } = pairs.pair(false).unwrap();
+        set_socket_send_buffer_size(&app, 1 << 20).unwrap();
+        assert_eq!(send(&app, &[0; MOST], SendFlags::DONTWAIT), Ok(MOST));
+        assert!(close_plain(ours).is_some());
+        let Pair { app, ours } = pairs.pair(false).unwrap();
         wire::send(app.as_fd(), &[0; 100], &[app.as_fd(), app.as_fd()]).unwrap();
+        assert_eq!(open_gate(ours.as_fd(), || 100), None);
+        assert_eq!(look(ours.as_fd(), &mut [0; 200]), Ok((101, true)));
         drop(app);
         assert!(!has_hung_up(ours.as_fd()));
-        discard_descriptors(ours.as_fd());
-        assert!(has_hung_up(ours.as_fd()));
+        assert!(close_plain(ours).is_some());
     }
 }

@@ -21,8 +21,8 @@ use offcore_tcp::proto::ConnId;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-use super::Serve;
 use super::session::{Session, What};
+use super::{Serve, pair};
 use crate::host::Calls;
 
 /// Bytes that are looked at at once, and how often in a round.
@@ -31,15 +31,8 @@ const CHUNKS: usize = 4;
 /// How long a session whose application is gone waits for room, in microseconds.
 const LAST: u64 = 60_000_000;
 
-/// Sessions that have such data and no room for it, or whose lock somebody has: they are looked at again.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Waiting {
-    app: usize,
-    number: u32,
-    generation: u32,
-    /// It ends when its data is written, or at this time.
-    ends: Option<u64>,
-}
+/// Sessions that wait and are looked at again in a round, at most.
+const AGAIN: usize = 64;
 
 /// Where the bytes go.
 enum To {
@@ -121,68 +114,74 @@ impl Serve {
         let session = self.app(app).and_then(|app| app.session(number));
         if session.is_some_and(|session| session.generation == generation) && !self.relay(app, number, calls)
         {
-            self.wait_raw(app, number, generation, None);
+            self.wait_raw(app, number, None);
         }
     }
 
     /// An application has closed a session. `false`: it has written something before that there is no room for, and ends later.
-    pub(super) fn may_close(
-        &mut self,
-        app: usize,
-        number: u32,
-        generation: u32,
-        calls: &mut Calls<'_>,
-    ) -> bool {
-        if self.raws.iter().any(|raw| (raw.app, raw.generation) == (app, generation) && raw.ends.is_some()) {
+    pub(super) fn may_close(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) -> bool {
+        let session = self.app(app).and_then(|app| app.session(number));
+        if session.is_some_and(|session| session.ends.is_some()) {
             return false;
         }
         let done = self.relay(app, number, calls);
         if !done {
-            self.wait_raw(app, number, generation, Some(calls.now + LAST));
+            self.wait_raw(app, number, Some(calls.now + LAST));
         }
         done
     }
 
-    fn wait_raw(&mut self, app: usize, number: u32, generation: u32, ends: Option<u64>) {
-        let known = self.raws.iter_mut().find(|raw| (raw.app, raw.generation) == (app, generation));
-        match known {
-            Some(raw) => raw.ends = raw.ends.or(ends),
-            None => self.raws.push(Waiting { app, number, generation, ends }),
+    /// A session has data that there is no room for, or somebody has its lock: it is looked at again.
+    fn wait_raw(&mut self, app: usize, number: u32, ends: Option<u64>) {
+        let Self { apps, raws, .. } = self;
+        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        let Some(session) = application.and_then(|app| app.session_mut(number)) else { return };
+        session.ends = session.ends.or(ends);
+        if !std::mem::replace(&mut session.raw, true) {
+            raws.push_back((app, number, session.generation));
         }
     }
 
     /// Looks again at sessions with data that had to wait.
     pub(super) fn raws_go_on(&mut self, calls: &mut Calls<'_>) {
-        for raw in std::mem::take(&mut self.raws) {
-            let Waiting { app, number, generation, ends } = raw;
-            let session = self.app(app).and_then(|app| app.session(number));
-            if session.is_none_or(|session| session.generation != generation) {
-                continue;
-            }
+        for _ in 0..self.raws.len().min(AGAIN) {
+            let Some((app, number, generation)) = self.raws.pop_front() else { return };
+            let session = self.app(app).and_then(|app| app.session_mut(number));
+            let Some(session) = session.filter(|session| session.generation == generation) else { continue };
+            session.raw = false;
+            let ends = session.ends;
             let done = self.relay(app, number, calls);
             match ends {
                 Some(ends) if done || calls.now >= ends => {
                     self.close(app, number, calls);
                     self.end_when_over(app, calls);
                 }
-                _ if !done => self.wait_raw(app, number, generation, ends),
+                _ if !done => self.wait_raw(app, number, ends),
                 _ => {}
             }
         }
     }
 
     /// Sends what lies in a session's pair and is no gate's. `false`: something is left.
-    fn relay(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) -> bool {
+    pub(super) fn relay(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) -> bool {
         for _ in 0..CHUNKS {
             let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else {
                 return true;
             };
-            let memory = Arc::clone(&application.memory);
+            let (memory, nobody) = (Arc::clone(&application.memory), application.living() == 0);
             let Some((session, slot, processes)) = application.all(number) else { return true };
             let Some(ours) = session.ours() else { return true };
             let mut bytes = [0; CHUNK];
-            let there = recv(ours, &mut bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT);
-            let bytes = there.ok().and_then(|(there, _)| bytes[..there].get(1..)).unwrap_or_default();
+            let (there, has_descriptors) = pair::look(ours, &mut bytes).unwrap_or_default();
+            if has_descriptors {
+                // They stay. Where nobody has the session's end but its own queue it would be there for ever.
+                if nobody {
+                    self.close(app, number, calls);
+                    self.end_when_over(app, calls);
+                }
+                return true;
+            }
+            let bytes = bytes[..there].get(1..).unwrap_or_default();
             let sorted = Sorted::new(bytes, session.gates(slot));
             if sorted.data.is_empty() {
                 session.make_room(slot, calls, &mut self.counts);

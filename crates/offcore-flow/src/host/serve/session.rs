@@ -66,6 +66,8 @@ pub(super) struct Session {
     /// What the kernel calls the application's end.
     pub(super) cookie: u64,
     pub(super) what: What,
+    /// The port that it was bound to at first.
+    port: u16,
     /// Our end; none after a reset.
     ours: Option<OwnedFd>,
     /// Then this hangs up when the application's last descriptor is closed.
@@ -87,15 +89,18 @@ pub(super) struct Session {
     gates: u32,
     /// It is among those that are announced at the end of the turn.
     pub(super) queued: bool,
+    /// What is in its pair waits for room or for a lock; and it ends when that is sent, or at this time.
+    pub(super) raw: bool,
+    pub(super) ends: Option<u64>,
 }
 
 /// What becomes of a session that is over.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Ending {
     /// The application's end stays as it is.
     Stays,
-    /// Our end is closed; [`Session::pipe`] is to be watched.
-    Reset,
+    /// Our end is closed, or is to be where that may take a while; [`Session::pipe`] is to be watched.
+    Reset(Option<OwnedFd>),
 }
 
 impl Session {
@@ -103,10 +108,11 @@ impl Session {
         place: Place,
         generation: u32,
         cookie: u64,
-        what: What,
+        (what, port): (What, u16),
         (ours, gates): (OwnedFd, u32),
     ) -> Self {
         Self {
+            port,
             gates,
             place,
             generation,
@@ -122,6 +128,8 @@ impl Session {
             hung: false,
             opens: false,
             queued: false,
+            raw: false,
+            ends: None,
         }
     }
 
@@ -355,19 +363,19 @@ impl Session {
         };
         slot.identity.error.store(error, Ordering::Release);
         self.show(slot, flags::OVER);
-        let ending = if error == 0 || !self.reset(slot, counts) { Ending::Stays } else { Ending::Reset };
-        if ending == Ending::Stays {
-            self.shut();
-            self.open(slot, counts);
-            if let Some(ours) = self.ours.as_ref().filter(|_| error != 0 && hangs) {
-                self.hung = true;
-                let _ = shutdown(ours, Shutdown::Both);
-            }
+        if error != 0 && self.reset(slot, counts) {
+            return Ending::Reset(self.ours.take().and_then(pair::close_plain));
         }
-        ending
+        self.shut();
+        self.open(slot, counts);
+        if let Some(ours) = self.ours.as_ref().filter(|_| error != 0 && hangs) {
+            self.hung = true;
+            let _ = shutdown(ours, Shutdown::Both);
+        }
+        Ending::Stays
     }
 
-    /// Closes our end over the byte that was not read, so that the other one shows a reset. `false`: it cannot be. The
+    /// Has our end be closed over the byte that was not read, so that the other one shows a reset. `false`: it cannot be. The
     /// pipe's end goes to the application's queue: it is there as long as the application's end.
     fn reset(&mut self, slot: &Slot, counts: &mut ServeCounts) -> bool {
         // Nothing can be sent through what is shut.
@@ -383,8 +391,12 @@ impl Session {
             return false;
         }
         self.pipe = Some(pipe);
-        self.ours = None;
         true
+    }
+
+    /// What is left of it: its slot, its port, our end, and what it was.
+    pub(super) fn take_apart(self) -> (Place, u16, Option<OwnedFd>, What) {
+        (self.place, self.port, self.ours, self.what)
     }
 
     /// Whether it ends by a reset when the application closes it.

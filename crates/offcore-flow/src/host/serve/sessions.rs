@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
+use arrayvec::ArrayVec;
 use offcore_session::Place;
 use offcore_session::message::Session as Named;
 use offcore_session::slot::state;
@@ -12,10 +13,16 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 
+use super::application::Application;
 use super::key::{Key, Source};
 use super::session::{DATAGRAM, Ending, STREAM, Session, What, write_addresses};
 use super::{Serve, pair};
 use crate::host::Calls;
+
+/// Sessions that are looked at when somebody asks for a port of theirs, at most.
+const ENDED: usize = 64;
+/// Sessions of an application that are looked at in a round although nobody has marked them.
+const REST: usize = 64;
 
 /// What a session begins with.
 pub(super) struct Beginning {
@@ -43,7 +50,9 @@ impl Serve {
         let Beginning { place, what, state, local, remote } = begin;
         let generation = self.next_generation();
         let application = self.apps.get(app).and_then(Option::as_deref).ok_or(Errno::BADF)?;
-        let number = application.next_number().ok_or(Errno::MFILE)?;
+        // Sessions whose connections are gone count as long as they are there.
+        let few = application.len() < self.config.connections;
+        let number = application.next_number().filter(|_| few).ok_or(Errno::MFILE)?;
         let slot = application.slot(place).ok_or(Errno::NOMEM)?;
         let datagrams = matches!(what, What::Datagrams(_));
         let closed = state != state::OPEN && !datagrams;
@@ -66,7 +75,14 @@ impl Serve {
             What::Listener(listener) => drop(self.by_listener.insert(listener.id, (app, number))),
             What::Bound(..) | What::Gone => {}
         }
-        let session = Session::new(place, generation, cookie, what, (pair.ours, gates));
+        let port = match &what {
+            What::Bound(_, port) => *port,
+            What::Listener(listener) => listener.port,
+            What::Datagrams(_) => local.map_or(0, |local| local.port()),
+            What::Stream(_) | What::Gone => 0,
+        };
+        self.ports.add(port, app, number);
+        let session = Session::new(place, generation, cookie, (what, port), (pair.ours, gates));
         let application = self.app(app).ok_or(Errno::BADF)?;
         application.add_session(Box::new(session));
         Ok(Made { number, named: Named { place: place.number(), generation }, end: pair.app })
@@ -85,7 +101,7 @@ impl Serve {
     /// What an application has stored means nothing: the stack has let go of the connection.
     fn reset(&mut self, app: usize, number: u32, now: u64) {
         self.misuse("a session is reset: its application has stored an index that means nothing", app, now);
-        let Self { apps, counts, watch, by_conn, peers, .. } = self;
+        let Self { apps, counts, watch, by_conn, peers, errands, .. } = self;
         let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
         let Some((session, slot)) = application.both(number) else { return };
         if let Some(conn) = session.conn() {
@@ -94,8 +110,9 @@ impl Serve {
         let ending = session.over(slot, Cause::Aborted, peers.are_known(), counts);
         session.what = What::Gone;
         let key = Key::new(Source::Pipe, app, number, session.generation);
-        if let (Ending::Reset, Some(pipe)) = (ending, session.pipe()) {
+        if let (Ending::Reset(left), Some(pipe)) = (ending, session.pipe()) {
             let _ = watch.add(pipe, key, EventFlags::empty());
+            left.into_iter().for_each(|left| errands.close(application.user, left));
         }
     }
 
@@ -154,10 +171,11 @@ impl Serve {
 
     /// A connection is over, or what is written to a datagram socket means nothing. A connection's memory stays until the application lets go of it.
     pub(super) fn over(&mut self, conn: ConnId, cause: Cause) {
-        let Self { apps, by_conn, counts, watch, peers, .. } = self;
+        let Self { apps, by_conn, counts, watch, peers, errands, .. } = self;
         let Some(&(app, number)) = by_conn.get(&conn) else { return };
-        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
-        let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
+        let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let user = application.user;
+        let Some((session, slot)) = application.both(number) else { return };
         let ending = session.over(slot, cause, peers.are_known(), counts);
         if matches!(session.what, What::Datagrams(_)) {
             // The stack has let go of the socket, and of the slot with it.
@@ -165,8 +183,9 @@ impl Serve {
             session.what = What::Gone;
         }
         let key = Key::new(Source::Pipe, app, number, session.generation);
-        if let (Ending::Reset, Some(pipe)) = (ending, session.pipe()) {
+        if let (Ending::Reset(left), Some(pipe)) = (ending, session.pipe()) {
             let _ = watch.add(pipe, key, EventFlags::empty());
+            left.into_iter().for_each(|left| errands.close(user, left));
         }
     }
 
@@ -184,7 +203,7 @@ impl Serve {
             self.look_at(app, number, calls);
             return self.stop_listening(app, number, calls);
         }
-        if self.may_close(app, number, generation, calls) {
+        if self.may_close(app, number, calls) {
             self.close(app, number, calls);
             self.end_when_over(app, calls);
         }
@@ -193,22 +212,17 @@ impl Serve {
     /// Ends what has a port and no descriptor of an application's any more: the kernel may not have told of it yet when a
     /// program that has closed it asks for the port again.
     pub(super) fn end_closed_at(&mut self, port: u16, calls: &mut Calls<'_>) {
-        let mut closed = Vec::new();
-        for (app, application) in self.apps.iter().enumerate() {
-            let Some(application) = application else { continue };
-            for number in application.numbers() {
-                let Some(session) = application.session(number) else { continue };
-                let at = match &session.what {
-                    What::Bound(_, at) => *at,
-                    What::Listener(listener) => listener.port,
-                    What::Datagrams(conn) => calls.stack.datagram_address(*conn).map_or(0, |(_, at)| at),
-                    What::Stream(_) | What::Gone => 0,
-                };
-                if at == port && session.has_hung_up() {
-                    closed.push((app, number, session.generation));
-                }
-            }
-        }
+        let named = |(app, number): (usize, u32)| {
+            let session = self.apps.get(app)?.as_deref()?.session(number)?;
+            // What is only bound is in nobody's way.
+            let stands = matches!(session.what, What::Listener(_) | What::Datagrams(_));
+            stands.then_some((app, number, session))
+        };
+        let all = self.ports.at(port).filter_map(named).take(ENDED);
+        let closed: ArrayVec<_, ENDED> = all
+            .filter(|(_, _, session)| session.has_hung_up())
+            .map(|(app, number, session)| (app, number, session.generation))
+            .collect();
         for (app, number, generation) in closed {
             self.hung_up(app, number, generation, calls);
         }
@@ -236,8 +250,13 @@ impl Serve {
         let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
         let Some(session) = application.remove_session(number) else { return };
         let resets = application.slot(session.place).is_some_and(Session::wants_reset);
-        let id = application.id;
-        match session.what {
+        let (id, user) = (application.id, application.user);
+        let (place, port, ours, what) = session.take_apart();
+        if let Some(ours) = ours.and_then(pair::close_plain) {
+            self.errands.close(user, ours);
+        }
+        self.ports.remove(port, app, number);
+        match what {
             What::Stream(conn) => {
                 self.by_conn.remove(&conn);
                 if resets {
@@ -254,9 +273,9 @@ impl Serve {
                 self.by_listener.remove(&listener.id);
                 calls.stack.unlisten(calls.now, listener.id, calls.out);
                 self.end_kernel(app, listener, calls.now);
-                calls.stack.give_slot(id, session.place);
+                calls.stack.give_slot(id, place);
             }
-            What::Bound(..) => calls.stack.give_slot(id, session.place),
+            What::Bound(..) => calls.stack.give_slot(id, place),
             What::Gone => {}
         }
     }
@@ -267,40 +286,34 @@ impl Serve {
         if application.process(number, generation).is_none() {
             return;
         }
-        if let Some(channel) = application.remove_process(number).and_then(|process| process.channel) {
-            self.watch.remove(channel.as_fd());
+        let user = application.user;
+        // It may have died between two steps of a call.
+        application.look_at_all();
+        if let Some(process) = application.remove_process(number) {
+            self.close_socket(app, process.channel);
+            if let Some(descriptor) = process.asked.and_then(|asked| asked.descriptor) {
+                self.errands.close(user, descriptor);
+            }
         }
-        self.look_at_all(app, calls);
-        if self.app(app).is_some_and(|app| app.living() == 0) {
-            self.discard_descriptors(app);
-        }
+        self.look = true;
         self.end_when_over(app, calls);
     }
 
-    /// When the last process of an application is gone nobody is to send its sessions anything any more. Descriptors of
-    /// sessions that lie in their own queues would keep them for ever.
-    fn discard_descriptors(&mut self, app: usize) {
-        let Some(application) = self.app(app) else { return };
-        let sessions = application.numbers().into_iter().filter_map(|number| application.session(number));
-        sessions.filter_map(Session::ours).for_each(pair::discard_descriptors);
-    }
-
-    /// Something has come on a session's end.
-    pub(super) fn sent_to_nobody(&mut self, app: usize, number: u32, generation: u32) {
-        let application = self.app(app).filter(|app| app.living() == 0);
-        let session = application.and_then(|app| app.session(number));
-        if let Some(ours) = session.filter(|session| session.generation == generation).and_then(Session::ours)
-        {
-            pair::discard_descriptors(ours);
+    /// Closes the socket of a process of an application's.
+    pub(super) fn close_socket(&mut self, app: usize, channel: Option<OwnedFd>) {
+        if let (Some(channel), Some(user)) = (channel, self.app(app).map(|app| app.user)) {
+            self.watch.remove(channel.as_fd());
+            self.errands.close_socket(user, channel);
         }
     }
 
-    /// A process may have died between two steps of a call: it has stored an index, and not marked the session; or it has
-    /// taken a token, or closed a gate, for which others wait now.
-    fn look_at_all(&mut self, app: usize, calls: &mut Calls<'_>) {
-        let numbers = self.app(app).map(|app| app.numbers()).unwrap_or_default();
-        for number in numbers {
+    /// Looks at sessions of an application of which a process has ended, some at a time. That may have stored an index, and not
+    /// marked the session; or it has taken a token, or closed a gate, for which others wait now.
+    pub(super) fn look_at_rest(&mut self, app: usize, calls: &mut Calls<'_>) {
+        for _ in 0..REST {
+            let Some(number) = self.app(app).and_then(Application::next_of_rest) else { return };
             self.look_at(app, number, calls);
+            self.relay(app, number, calls);
             let Self { apps, counts, .. } = self;
             let application = apps.get_mut(app).and_then(Option::as_deref_mut);
             let Some((session, slot)) = application.and_then(|app| app.both(number)) else { continue };
@@ -309,6 +322,7 @@ impl Serve {
                 session.open_with_room(slot, calls, counts);
             }
         }
+        self.look = true;
     }
 
     /// Forgets an application of which nothing is left.
@@ -324,17 +338,21 @@ impl Serve {
         for number in numbers {
             self.close(app, number, calls);
         }
-        let Some(application) = self.apps.get_mut(app).and_then(Option::take) else { return };
+        let Some(mut application) = self.apps.get_mut(app).and_then(Option::take) else { return };
         self.watch.remove(application.event.as_fd());
-        for channel in application.channels() {
-            self.watch.remove(channel);
+        for channel in application.take_channels() {
+            self.watch.remove(channel.as_fd());
+            self.errands.close_socket(application.user, channel);
         }
-        if let Some(mut acceptor) = application.acceptor {
+        if let Some(mut acceptor) = application.acceptor.take() {
             self.watch.remove(acceptor.as_fd());
-            if !acceptor.end(calls.now) {
-                self.ending.push(acceptor);
+            match acceptor.end(calls.now, &mut self.errands) {
+                true => self.errands.close(acceptor.user, acceptor),
+                false => self.ending.push(acceptor),
             }
         }
         calls.stack.remove_app(application.id);
+        // Its memory takes a while.
+        self.errands.close(application.user, application);
     }
 }

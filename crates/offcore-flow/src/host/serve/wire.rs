@@ -4,7 +4,6 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use arrayvec::ArrayVec;
 use offcore_session::message::MOST_DESCRIPTORS;
 use rustix::io::Errno;
 use rustix::net::{
@@ -12,16 +11,16 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// Descriptors that a process may send with a message: none needs more than one.
-const TAKEN: usize = 4;
+/// Descriptors that a process can send with a message, at most: `SCM_MAX_FD` of `net/scm.h`. There is room for all of them: what
+/// there is none for the kernel closes at once, and whoever receives has to wait for that.
+const SENT: usize = 253;
 
 /// A message of a process's.
 #[derive(Debug)]
 pub(super) struct Received {
     /// Bytes of it.
     pub(super) len: usize,
-    pub(super) descriptors: ArrayVec<OwnedFd, TAKEN>,
-    /// There were others: too many, or more than this process may have.
+    /// It had more descriptors than this process may have.
     pub(super) lost: bool,
 }
 
@@ -42,9 +41,14 @@ pub(super) fn send(to: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'
     }
 }
 
-/// Receives a message; one that is longer than `bytes` is `EMSGSIZE`. One without bytes is the end.
-pub(super) fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<Received, Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(TAKEN))];
+/// Receives a message; one that is longer than `bytes` is `EMSGSIZE`. One without bytes is the end. Its descriptors are added to
+/// `descriptors`, also where it fails: the caller must not close them, see [`Errands`](super::errands::Errands).
+pub(super) fn receive(
+    from: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    descriptors: &mut Vec<OwnedFd>,
+) -> Result<Received, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SENT))];
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     loop {
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -52,16 +56,14 @@ pub(super) fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<Received
             Err(Errno::INTR) => continue,
             result => result?,
         };
-        let mut descriptors = ArrayVec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
-                rights.for_each(|fd| drop(descriptors.try_push(fd)));
+                descriptors.extend(rights);
             }
         }
         if result.flags.contains(ReturnFlags::TRUNC) {
             return Err(Errno::MSGSIZE);
         }
-        let lost = result.flags.contains(ReturnFlags::CTRUNC);
-        return Ok(Received { len: result.bytes, descriptors, lost });
+        return Ok(Received { len: result.bytes, lost: result.flags.contains(ReturnFlags::CTRUNC) });
     }
 }

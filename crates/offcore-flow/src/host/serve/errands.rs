@@ -1,0 +1,137 @@
+//! What may have to wait for an application, done beside the workers.
+//!
+//! A process can pass any descriptor. To close the last reference of one may take as long as its user wants (`SO_LINGER`, a file
+//! of a file system in user space), and so may a call that locks a socket. So a worker asks such descriptors only what no lock is
+//! needed for, and leaves the rest to a thread that does it for one user: who makes it wait waits itself.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::Builder;
+
+use rustix::net::{Shutdown, shutdown};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// Errands of a user that may be left to be done before nothing more is taken from that user's processes.
+const MOST: usize = 1024;
+/// What a thread has of a stack, in bytes.
+const STACK: usize = 64 << 10;
+
+type Errand = Box<dyn FnOnce() + Send>;
+
+/// The threads, by user.
+#[derive(Debug)]
+pub(super) struct Errands {
+    /// Where they may run.
+    cpus: CpuSet,
+    users: HashMap<u32, User>,
+}
+
+struct User {
+    errands: Sender<Errand>,
+    left: Arc<AtomicUsize>,
+    /// Until the thread is there.
+    waiting: Option<Receiver<Errand>>,
+}
+
+impl fmt::Debug for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("User").field("left", &self.left).finish_non_exhaustive()
+    }
+}
+
+impl Errands {
+    pub(super) fn new(cpus: CpuSet) -> Self {
+        Self { cpus, users: HashMap::new() }
+    }
+
+    /// Has a user's thread do something.
+    pub(super) fn run(&mut self, user: u32, errand: impl FnOnce() + Send + 'static) {
+        let of = self.users.entry(user).or_insert_with(|| {
+            let (errands, waiting) = channel();
+            User { errands, left: Arc::default(), waiting: Some(waiting) }
+        });
+        of.left.fetch_add(1, Ordering::Relaxed);
+        let _ = of.errands.send(Box::new(errand));
+        if of.waiting.is_some() {
+            of.start(self.cpus);
+        }
+    }
+
+    /// Drops something that has descriptors which came from a user.
+    pub(super) fn close(&mut self, user: u32, what: impl Send + 'static) {
+        self.run(user, move || drop(what));
+    }
+
+    /// Closes a Unix socket: who is at its other end sees that at once.
+    pub(super) fn close_socket(&mut self, user: u32, socket: OwnedFd) {
+        let _ = shutdown(&socket, Shutdown::Both);
+        self.close(user, socket);
+    }
+
+    /// Whether anything is left to be done for a user.
+    pub(super) fn has_some(&self, user: u32) -> bool {
+        self.left(user) > 0
+    }
+
+    /// Whether so much is left that nothing more may come from a user.
+    pub(super) fn are_full(&self, user: u32) -> bool {
+        self.left(user) >= MOST
+    }
+
+    fn left(&self, user: u32) -> usize {
+        self.users.get(&user).map_or(0, |of| of.left.load(Ordering::Acquire))
+    }
+}
+
+impl User {
+    /// Starts the thread. Where there cannot be one now, the next errand tries it again.
+    fn start(&mut self, cpus: CpuSet) {
+        // It gets the other end from here: one that was not started would take it along.
+        let (pass, passed) = channel::<Receiver<Errand>>();
+        let left = Arc::clone(&self.left);
+        let thread = Builder::new().name("errands".into()).stack_size(STACK).spawn(move || {
+            // A worker, whose core is its own, has started it.
+            let _ = sched_setaffinity(None, &cpus);
+            let Ok(errands) = passed.recv() else { return };
+            for errand in errands {
+                errand();
+                left.fetch_sub(1, Ordering::Release);
+            }
+        });
+        if thread.is_ok() {
+            let _ = self.waiting.take().map(|errands| pass.send(errands));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use rustix::thread::sched_getaffinity;
+
+    use super::*;
+
+    #[test]
+    fn who_waits_holds_up_nobody_else() {
+        let mut errands = Errands::new(sched_getaffinity(None).unwrap());
+        let (go, wait) = channel::<()>();
+        errands.run(1, move || wait.recv().unwrap());
+        for _ in 1..MOST {
+            errands.close(1, [0; 8]);
+        }
+        let (done, is_done) = channel();
+        errands.run(2, move || done.send(()).unwrap());
+        is_done.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert!(errands.are_full(1) && !errands.are_full(2) && !errands.has_some(3));
+        go.send(()).unwrap();
+        let start = Instant::now();
+        while errands.has_some(1) {
+            assert!(start.elapsed() < Duration::from_secs(30));
+        }
+    }
+}

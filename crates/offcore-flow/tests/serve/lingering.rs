@@ -1,0 +1,96 @@
+//! Descriptors whose last close waits: a worker never does.
+
+use std::io::{ErrorKind, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use offcore_flow::host::serve::Serve;
+use offcore_session::message::{ASK, Call, Hello, KEY, NONE, Question};
+use rustix::net::sockopt::set_socket_linger;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use crate::process::{Process, connect_to, knock, listen, send_with};
+use crate::setup::world;
+use crate::world::World;
+
+/// How long a close waits.
+const LINGER: Duration = Duration::from_secs(120);
+
+/// A connection that has more to send than its peer takes, and that peer.
+fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    set_socket_linger(&stream, Some(LINGER)).unwrap();
+    loop {
+        match stream.write(&[0; 100_000]) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break (stream.into(), peer),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Asks, with a descriptor that is nowhere else afterwards.
+fn send(process: &Process, question: &Question, fd: OwnedFd, count: usize) {
+    send_with(process.socket.as_fd(), &question.to_bytes(), &vec![fd.as_fd(); count]);
+    drop(fd);
+    process.look();
+}
+
+/// What is answered.
+fn error(world: &mut World<Serve>, process: &Process) -> u32 {
+    process.hear(world).0.error
+}
+
+#[test]
+fn no_close_holds_a_worker_up() {
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    let mut peers = Vec::new();
+    let mut passed = || {
+        let (fd, peer) = lingering();
+        peers.push(peer);
+        fd
+    };
+    let start = Instant::now();
+
+    // Before anybody has said who he is, with what nobody has asked for, and without any message.
+    for hello in [Hello { version: ASK, key: [0; KEY] }, Hello { version: 0, key: [9; KEY] }] {
+        let guest = knock(&path);
+        let (first, second) = (passed(), passed());
+        send_with(guest.as_fd(), &hello.to_bytes(), &[first.as_fd(), second.as_fd()]);
+        send_with(guest.as_fd(), &hello.to_bytes(), &[passed().as_fd()]);
+        drop((first, second));
+        world.run(0.01);
+    }
+    // More than a message needs, and with messages that need none, or another one.
+    for call in [Call::Segments, Call::Bind, Call::Listen, Call::Adopt, Call::Connect] {
+        for count in [1, 2, 20] {
+            send(&process, &Question::new(call, NONE, 0), passed(), count);
+            assert_eq!(error(&mut world, &process) == 0, call == Call::Segments, "{call:?}");
+        }
+    }
+    send(&process, &Question::new(Call::Fork, NONE, 0), passed(), 1);
+    // As a listener of the kernel's.
+    send(&process, &listen(81, 16), passed(), 1);
+    assert_eq!(error(&mut world, &process), 0);
+    // In queues that are closed: a session's and a child's.
+    let end = process.open(&mut world, &connect_to(SocketAddr::from(([10, 0, 0, 2], 80)))).unwrap();
+    send_with(end.fd.as_fd(), b"x", &[passed().as_fd()]);
+    world.run(0.01);
+    drop(end);
+    process.look();
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    send_with(process.socket.as_fd(), &Question::new(Call::Fork, NONE, 0).to_bytes(), &[theirs.as_fd()]);
+    send_with(ours.as_fd(), b"nonsense", &[]);
+    send_with(ours.as_fd(), b"nonsense", &[passed().as_fd()]);
+    drop((ours, theirs));
+    process.look();
+    world.run(1.0);
+    assert!(start.elapsed() < LINGER / 2, "{:?}", start.elapsed());
+    assert_eq!(world.app.counts().sessions, 0);
+}
