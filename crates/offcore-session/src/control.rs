@@ -79,26 +79,31 @@ impl Control {
     #[inline]
     pub fn take_marks(&self, from: &mut usize, most: usize, mut each: impl FnMut(u32)) {
         let mut taken = 0;
-        for _ in 0..self.summary.len() {
-            let at = *from % self.summary.len();
-            if self.summary[at].load(Ordering::Relaxed) != 0 {
-                let mut words = self.summary[at].swap(0, Ordering::AcqRel);
-                while words != 0 {
-                    if taken >= most {
-                        self.summary[at].fetch_or(words, Ordering::AcqRel);
-                        return;
-                    }
-                    let word = at * 64 + words.trailing_zeros() as usize;
-                    words &= words - 1;
-                    let mut bits = self.marks[word].swap(0, Ordering::AcqRel);
-                    while bits != 0 {
-                        each((word * 64) as u32 + bits.trailing_zeros());
-                        bits &= bits - 1;
-                        taken += 1;
-                    }
+        // The word of the summary that it begins in has others before, which are the last ones.
+        for _ in 0..=self.summary.len() {
+            let first = *from % WORDS;
+            let summary = &self.summary[first / 64];
+            let mine = u64::MAX << (first % 64);
+            let mut words = summary.load(Ordering::Relaxed) & mine;
+            if words != 0 {
+                words = summary.fetch_and(!mine, Ordering::AcqRel) & mine;
+            }
+            while words != 0 {
+                let word = first / 64 * 64 + words.trailing_zeros() as usize;
+                if taken >= most {
+                    *from = word;
+                    summary.fetch_or(words, Ordering::AcqRel);
+                    return;
+                }
+                words &= words - 1;
+                let mut bits = self.marks[word].swap(0, Ordering::AcqRel);
+                while bits != 0 {
+                    each((word * 64) as u32 + bits.trailing_zeros());
+                    bits &= bits - 1;
+                    taken += 1;
                 }
             }
-            *from = at + 1;
+            *from = (first / 64 + 1) * 64;
         }
     }
 
