@@ -16,7 +16,7 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 use crate::Failure;
 use crate::switch::stop_on_signals;
 use crate::tcp::HostPortArg;
-use program::Program;
+use program::{Program, ProgramError};
 use stack::Stack;
 
 /// Where a stack is looked for that nobody names.
@@ -40,7 +40,11 @@ Examples:
 
 A program has to be dynamically linked with glibc. Loopback and addresses of the
 kernel's own stay with the kernel. What listens at all addresses is reached by
-both. docs/exec.md says what works.";
+both. docs/exec.md says what works.
+
+Exit codes: those of the program, and 128 and its number for a signal that has
+ended one with --port; 127 there is no such program, 126 it cannot be run so,
+1 failed otherwise, 2 usage.";
 
 /// What `offcore exec` understands.
 #[derive(Args, Debug)]
@@ -84,7 +88,7 @@ fn host_port(text: &str) -> Result<String, String> {
 /// Becomes the program, or starts it beside a stack of its own.
 ///
 /// # Errors
-/// A program that cannot run so, and why; a stack that cannot be reached.
+/// [`Failure::Program`] for a program that cannot run so, and why; a stack that cannot be reached.
 pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
     if !args.ports.is_empty() {
         return run_both(args);
@@ -94,7 +98,7 @@ pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
     stack::reach(&stack)?;
     without_io_uring().map_err(whole)?;
     let error = command.exec();
-    Err(anyhow!("{}: {error}", command.get_program().display()).into())
+    Err(not_run(ProgramError::Read { path: command.get_program().into(), source: error }))
 }
 
 /// Starts a stack and the program, and ends as the program ends.
@@ -104,7 +108,11 @@ fn run_both(args: &ExecArgs) -> Result<(), Failure> {
     let stopped = stop_on_signals().context("handling SIGINT and SIGTERM").map_err(whole)?;
     let stack = Stack::start(&args.ports).map_err(whole)?;
     without_io_uring().map_err(whole)?;
-    let status = stack.run(command(args, &stack.path())?, &stopped).map_err(whole)?;
+    let mut program = command(args, &stack.path())?;
+    let child = program
+        .spawn()
+        .map_err(|source| not_run(ProgramError::Read { path: program.get_program().into(), source }))?;
+    let status = stack.wait(child, &stopped).map_err(whole)?;
     drop(stack);
     match (status.code(), status.signal()) {
         (Some(0), _) => Ok(()),
@@ -119,8 +127,8 @@ fn command(args: &ExecArgs, stack: &Path) -> Result<Command, Failure> {
     let [name, arguments @ ..] = args.program.as_slice() else {
         return Err(Failure::Usage("no program".into()));
     };
-    let program = Program::find(name).map_err(anyhow::Error::new)?;
-    program.check().map_err(anyhow::Error::new)?;
+    let program = Program::find(name).map_err(not_run)?;
+    program.check().map_err(not_run)?;
     let library = library::install().context("the preload library").map_err(whole)?;
     let mut command = Command::new(program.path());
     command.arg0(name).args(arguments);
@@ -146,6 +154,11 @@ fn without_io_uring() -> anyhow::Result<()> {
     let filter = SeccompFilter::new(calls.into(), SeccompAction::Allow, missing, TargetArch::x86_64)?;
     let program: BpfProgram = filter.try_into()?;
     seccompiler::apply_filter(&program).context("a filter of system calls, so that there is no io_uring")
+}
+
+/// A program that is not run, with the exit code that `env` and `nohup` have then.
+fn not_run(error: ProgramError) -> Failure {
+    Failure::Program(error.exit_code(), error.into())
 }
 
 /// An error whose causes stand in its text.

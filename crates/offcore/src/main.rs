@@ -10,7 +10,7 @@
 //! * [`port`]: `offcore port`, [`doctor`]: what the doctors of `dsa` and `gpu` find, written,
 //! * [`output`]: where words go, and tables.
 //!
-//! Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage.
+//! Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage; `exec` has those of the program, too.
 
 #![forbid(unsafe_code)]
 
@@ -50,6 +50,8 @@ pub(crate) enum Failure {
     Usage(String),
     /// Anything else: exit code 1.
     Failed(anyhow::Error),
+    /// A program cannot be run, with the exit code that says why.
+    Program(u8, anyhow::Error),
 }
 
 impl From<anyhow::Error> for Failure {
@@ -86,6 +88,10 @@ fn main() -> ExitCode {
         Err(Failure::Failed(error)) => {
             say(&format!("error: {error}"));
             ExitCode::FAILURE
+        }
+        Err(Failure::Program(code, error)) => {
+            say(&format!("error: {error}"));
+            ExitCode::from(code)
         }
     }
 }

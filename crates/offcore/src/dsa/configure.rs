@@ -226,7 +226,7 @@ mod tests {
         let DsaCommand::Configure(args) = parse(&line)? else { panic!("{line}") };
         run(&args).map_err(|failure| match failure {
             Failure::Usage(text) => format!("usage: {text}"),
-            Failure::Failed(error) => format!("{error}"),
+            Failure::Failed(error) | Failure::Program(_, error) => format!("{error}"),
         })
     }
 

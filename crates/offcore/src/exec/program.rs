@@ -2,18 +2,22 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use object::read::elf::{ElfFile64, FileHeader};
-use object::{Object, ObjectSection, elf};
+use object::elf::{self, FileHeader64};
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{Endianness, read};
 
 /// Interpreters that are followed: as many as the kernel does.
 const DEEPEST: usize = 5;
 /// Bytes of the line that names an interpreter, at most.
 const LONGEST: usize = 256;
+
+/// What is expected of a file's content.
+const GLIBC: &str = "a program that is linked with glibc when it starts (x86-64, 64 bits)";
 
 /// Why a program cannot be run on the stack.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +30,17 @@ pub(super) enum ProgramError {
     Unfit { path: PathBuf, found: String, expected: &'static str },
 }
 
+impl ProgramError {
+    /// As `env`, `nohup` and shells end then.
+    pub(super) fn exit_code(&self) -> u8 {
+        match self {
+            Self::NotFound(_) => 127,
+            Self::Read { source, .. } if source.kind() == ErrorKind::NotFound => 127,
+            Self::Read { .. } | Self::Unfit { .. } => 126,
+        }
+    }
+}
+
 /// An executable file.
 #[derive(Debug)]
 pub(super) struct Program {
@@ -36,20 +51,37 @@ impl Program {
     /// The program of that name, as a shell looks for it.
     ///
     /// # Errors
-    /// When there is none.
+    /// When there is none, or none that may be executed.
     pub(super) fn find(name: &OsStr) -> Result<Self, ProgramError> {
         if name.as_bytes().contains(&b'/') {
-            let path = PathBuf::from(name);
-            return if is_executable(&path) {
-                Ok(Self { path })
-            } else {
-                Err(ProgramError::NotFound(name.into()))
-            };
+            return Self::at(name.into());
         }
         let paths = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
-        let found =
-            std::env::split_paths(&paths).map(|path| path.join(name)).find(|path| is_executable(path));
-        found.map(|path| Self { path }).ok_or_else(|| ProgramError::NotFound(name.into()))
+        let mut error = ProgramError::NotFound(name.into());
+        for path in std::env::split_paths(&paths) {
+            match Self::at(path.join(name)) {
+                Ok(program) => return Ok(program),
+                Err(ProgramError::NotFound(_)) => {}
+                Err(found) => error = found,
+            }
+        }
+        Err(error)
+    }
+
+    fn at(path: PathBuf) -> Result<Self, ProgramError> {
+        let expected = "an executable file";
+        match fs::metadata(&path) {
+            Ok(found) if found.is_dir() => unfit(&path, "a directory".into(), expected),
+            Ok(found) if !found.is_file() => unfit(&path, "no file".into(), expected),
+            Ok(found) if found.mode() & 0o111 == 0 => {
+                unfit(&path, "a file that nobody may execute".into(), "one with that right (chmod +x)")
+            }
+            Ok(_) => Ok(Self { path }),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                Err(ProgramError::NotFound(path.into()))
+            }
+            Err(source) => Err(ProgramError::Read { path, source }),
+        }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -73,23 +105,19 @@ impl Program {
     }
 }
 
-fn is_executable(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
-}
-
 fn unfit<T>(path: &Path, found: String, expected: &'static str) -> Result<T, ProgramError> {
     Err(ProgramError::Unfit { path: path.into(), found, expected })
 }
 
-fn read(path: &Path) -> impl FnOnce(std::io::Error) -> ProgramError + '_ {
+fn read_error(path: &Path) -> impl FnOnce(std::io::Error) -> ProgramError + '_ {
     |source| ProgramError::Read { path: path.into(), source }
 }
 
 /// A program that gets other rights than the caller's: the dynamic linker ignores LD_PRELOAD then.
 fn privileges(path: &Path) -> Result<(), ProgramError> {
     let expected = "one without: the dynamic linker preloads nothing into it";
-    let found = fs::metadata(path).map_err(read(path))?;
-    let ours = fs::metadata("/proc/self").map_err(read(path))?;
+    let found = fs::metadata(path).map_err(read_error(path))?;
+    let ours = fs::metadata("/proc/self").map_err(read_error(path))?;
     if found.mode() & 0o4000 != 0 && found.uid() != ours.uid() {
         return unfit(path, format!("set-uid to user {}", found.uid()), expected);
     }
@@ -106,8 +134,8 @@ fn privileges(path: &Path) -> Result<(), ProgramError> {
 /// The interpreter that a script names.
 fn interpreter(path: &Path) -> Result<Option<PathBuf>, ProgramError> {
     let mut first = Vec::new();
-    let file = fs::File::open(path).map_err(read(path))?;
-    file.take(LONGEST as u64).read_to_end(&mut first).map_err(read(path))?;
+    let file = fs::File::open(path).map_err(read_error(path))?;
+    file.take(LONGEST as u64).read_to_end(&mut first).map_err(read_error(path))?;
     let Some(line) = first.strip_prefix(b"#!") else { return Ok(None) };
     let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii();
     let mut words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
@@ -124,37 +152,46 @@ fn interpreter(path: &Path) -> Result<Option<PathBuf>, ProgramError> {
 
 /// Refuses programs that are not linked with glibc when they are started.
 fn check_elf(path: &Path) -> Result<(), ProgramError> {
-    let expected = "a program that is linked with glibc when it starts (x86-64, 64 bits)";
-    // SAFETY is the reader's: it checks all it reads.
-    let bytes = fs::read(path).map_err(read(path))?;
+    let bytes = fs::read(path).map_err(read_error(path))?;
+    match found_in(&bytes) {
+        Ok(None) => Ok(()),
+        Ok(Some(found)) => unfit(path, found, GLIBC),
+        Err(error) => unfit(path, format!("an ELF file that cannot be read ({error})"), GLIBC),
+    }
+}
+
+/// What is wrong with the content of a program; `None` for what glibc's dynamic linker loads. It reads what the kernel
+/// reads to start a program: what else is broken, the table of sections for one, does not keep it from running.
+fn found_in(bytes: &[u8]) -> Result<Option<String>, read::Error> {
     if !bytes.starts_with(&elf::ELFMAG) {
-        return unfit(path, "neither an ELF file nor a script".into(), expected);
+        return Ok(Some("neither an ELF file nor a script".into()));
     }
-    if bytes.get(4) != Some(&elf::ELFCLASS64) {
-        return unfit(path, "a program of 32 bits".into(), expected);
+    if bytes.get(4) == Some(&elf::ELFCLASS32) {
+        return Ok(Some("a program of 32 bits".into()));
     }
-    let file: ElfFile64<'_> = match ElfFile64::parse(&*bytes) {
-        Ok(file) => file,
-        Err(error) => return unfit(path, format!("an ELF file that cannot be read ({error})"), expected),
-    };
-    let endian = file.endian();
-    if file.elf_header().e_machine(endian) != elf::EM_X86_64 {
-        return unfit(path, "a program of another processor".into(), expected);
+    let header = FileHeader64::<Endianness>::parse(bytes)?;
+    let endian = header.endian()?;
+    if header.e_machine(endian) != elf::EM_X86_64 {
+        return Ok(Some("a program of another processor".into()));
     }
-    if file
-        .sections()
-        .any(|section| section.name().is_ok_and(|name| name == ".go.buildinfo" || name == ".gopclntab"))
-    {
-        return unfit(path, "a Go program, which makes system calls without libc".into(), expected);
+    if !matches!(header.e_type(endian), elf::ET_EXEC | elf::ET_DYN) {
+        return Ok(Some("an ELF file that is no program, such as an object file".into()));
     }
-    use object::read::elf::ProgramHeader;
-    let linker =
-        file.elf_program_headers().iter().find_map(|header| header.interpreter(endian, &*bytes).ok()?);
-    match linker {
-        None => unfit(path, "statically linked".into(), expected),
-        Some(linker) if !linker.ends_with(b"/ld-linux-x86-64.so.2") => {
-            unfit(path, format!("loaded by {}", String::from_utf8_lossy(linker)), expected)
+    if is_go(header, endian, bytes) {
+        return Ok(Some("a Go program, which makes system calls without libc".into()));
+    }
+    for segment in header.program_headers(endian, bytes)? {
+        if let Some(linker) = segment.interpreter(endian, bytes)? {
+            let is_glibcs = linker.ends_with(b"/ld-linux-x86-64.so.2");
+            return Ok((!is_glibcs).then(|| format!("loaded by {}", String::from_utf8_lossy(linker))));
         }
-        Some(_) => Ok(()),
     }
+    Ok(Some("statically linked".into()))
+}
+
+/// Whether a program has the sections that Go's linker makes.
+fn is_go(header: &FileHeader64<Endianness>, endian: Endianness, bytes: &[u8]) -> bool {
+    let Ok(sections) = header.sections(endian, bytes) else { return false };
+    let mut names = sections.iter().map(|section| sections.section_name(endian, section));
+    names.any(|name| matches!(name, Ok(b".go.buildinfo" | b".gopclntab")))
 }

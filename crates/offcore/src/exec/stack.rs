@@ -120,13 +120,11 @@ impl Stack {
         self.dir.join("stack.sock")
     }
 
-    /// Runs a program to its end; a signal to this command is the program's.
+    /// Waits for a program's end; a signal to this command is the program's.
     ///
     /// # Errors
-    /// When it cannot be started.
-    pub(super) fn run(&self, mut program: Command, stopped: &AtomicBool) -> Result<ExitStatus> {
-        let name = program.get_program().display().to_string();
-        let mut child = program.spawn().context(name)?;
+    /// The system's.
+    pub(super) fn wait(&self, mut child: Child, stopped: &AtomicBool) -> Result<ExitStatus> {
         let mut told = None;
         loop {
             if let Some(status) = child.try_wait().context("the program")? {

@@ -19,11 +19,16 @@ fn executable(dir: &TempDir, name: &str, content: &[u8]) -> String {
     path.display().to_string()
 }
 
-/// Refused with exit code 1; what it says has all of these.
+/// Refused, as it is there and cannot be run; what it says has all of these.
 fn refused(program: &str, words: &[&str]) {
+    ends_with(126, program, words);
+}
+
+/// Nothing is started, and the exit code is this one.
+fn ends_with(code: i32, program: &str, words: &[&str]) {
     let output = exec(program);
     let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{program}: {said}");
+    assert_eq!(output.status.code(), Some(code), "{program}: {said}");
     assert!(words.iter().all(|word| said.contains(word)), "{program}: {words:?} in {said}");
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(output.stdout.is_empty());
@@ -77,11 +82,50 @@ fn programs_that_cannot_be_preloaded() {
     let own = dir.file("loop").display().to_string();
     refused(&executable(&dir, "loop", script(&own).as_bytes()), &["too many interpreters"]);
     refused(&executable(&dir, "none", b"#!\n"), &["#! without a name"]);
-    refused(&executable(&dir, "gone", script("/nowhere/sh").as_bytes()), &["/nowhere/sh"]);
+    ends_with(127, &executable(&dir, "gone", script("/nowhere/sh").as_bytes()), &["/nowhere/sh"]);
 
-    refused("/nowhere/at/all", &["/nowhere/at/all: no such program"]);
-    refused(&dir.path().display().to_string(), &["no such program"]);
-    refused("no-such-program", &["no-such-program: no such program", "PATH"]);
+    ends_with(127, "/nowhere/at/all", &["/nowhere/at/all: no such program"]);
+    ends_with(127, &dir.file("text/below").display().to_string(), &["no such program"]);
+    ends_with(127, "no-such-program", &["no-such-program: no such program", "PATH"]);
+    refused(&dir.path().display().to_string(), &["a directory, expected an executable file"]);
+    let plain = dir.file("plain").display().to_string();
+    fs::write(&plain, &unchanged).unwrap();
+    refused(&plain, &["plain: a file that nobody may execute", "chmod +x"]);
+}
+
+#[test]
+fn programs_whose_headers_are_broken() {
+    let Some(()) = require(&[Need::Cc]) else { return };
+    let dir = TempDir::new().unwrap();
+    let unchanged = fs::read(compiled(&dir, "linked", &[])).unwrap();
+    let with = |at: usize, bytes: &[u8]| {
+        let mut changed = unchanged.clone();
+        changed[at..at + bytes.len()].copy_from_slice(bytes);
+        executable(&dir, "broken", &changed)
+    };
+    // The kernel starts what has no readable table of sections (e_shoff, e_shentsize, e_shnum, e_shstrndx): so does this.
+    for (at, bytes) in [(0x28, &[0xff; 7][..]), (0x3a, &[7, 0]), (0x3c, &[0xff; 2]), (0x3e, &[0xff; 2])] {
+        let program = with(at, bytes);
+        assert_eq!(Command::new(&program).output().unwrap().status.code(), Some(7), "{at:#x}");
+        ends_with(1, &program, &["no stack at /nowhere/at/all"]);
+    }
+    // It does not start these: program headers elsewhere, of another size, and a file of another type.
+    refused(&with(0x20, &[0xff; 7]), &["an ELF file that cannot be read"]);
+    refused(&with(0x36, &[7, 0]), &["an ELF file that cannot be read"]);
+    refused(&with(0x10, &[1, 0]), &["an ELF file that is no program"]);
+    // Whatever is cut off or changed in the first KB, it is said in words.
+    for len in (0..1024).step_by(7) {
+        exec_does_not_panic(&executable(&dir, "broken", &unchanged[..len]));
+        exec_does_not_panic(&with(len, &[!unchanged[len]]));
+    }
+}
+
+/// Whether it is refused is its own affair: it ends as `offcore exec` ends without a stack.
+fn exec_does_not_panic(program: &str) {
+    let output = exec(program);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(matches!(output.status.code(), Some(1 | 126 | 127)), "{}: {said}", output.status);
+    assert!(said.starts_with("error: ") && said.lines().count() == 1, "{said}");
 }
 
 #[test]
@@ -98,5 +142,5 @@ fn programs_with_other_rights() {
     refused(&program, &["set-gid to group 12346"]);
     // It would run, but there is no stack.
     mode(0o755);
-    refused(&program, &["/nowhere/at/all"]);
+    ends_with(1, &program, &["/nowhere/at/all"]);
 }
