@@ -106,8 +106,11 @@ impl Cli {
     /// Parses the words of a command line.
     pub(crate) fn of<W: Into<OsString>>(words: impl IntoIterator<Item = W>) -> Result<Self, clap::Error> {
         let mut words: Vec<OsString> = words.into_iter().map(Into::into).collect();
-        if words.iter().any(|word| word == "--demo")
-            && let Some(word) = words.iter_mut().find(|word| *word == "switch" || *word == "tcp")
+        let demo = words.iter().any(|word| word == "--demo");
+        // The first word that is no flag is the subcommand.
+        if let Some(word) = words.iter_mut().skip(1).find(|word| !word.as_encoded_bytes().starts_with(b"-"))
+            && demo
+            && (word == "switch" || word == "tcp")
         {
             *word = if word == "switch" { SWITCH_DEMO } else { TCP_DEMO }.into();
         }

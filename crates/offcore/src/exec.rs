@@ -61,14 +61,22 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "RULE", value_parser = rule)]
     pub only: Vec<String>,
 
-    /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    /// The program and its arguments, which begin with the first word that is no flag, or behind --
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
 }
 
 /// One rule.
 fn rule(text: &str) -> Result<String, String> {
     let expected = "expected tcp or udp, with ports behind a colon if not all are meant, such as tcp:80,443";
+    for (at, _) in text.match_indices([',', ';', ' ']) {
+        let (first, second) = (&text[..at], &text[at + 1..]);
+        if second.starts_with("tcp") || second.starts_with("udp") {
+            return Err(format!(
+                "two rules, expected one: give each its own flag: --only {first} --only {second}"
+            ));
+        }
+    }
     let (protocol, ports) = text.split_once(':').map_or((text, None), |(name, ports)| (name, Some(ports)));
     if !matches!(protocol, "tcp" | "udp") {
         return Err(expected.into());
@@ -181,6 +189,27 @@ mod tests {
     }
 
     #[test]
+    fn a_program_needs_no_dashes_before_it() {
+        let program = |line: &str| match command(line) {
+            Ok(Command::Exec(args)) => (args.stack, args.program),
+            other => panic!("{line}: {other:?}"),
+        };
+        let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        for (line, stack, expected) in [
+            ("offcore exec hello", STACK, &["hello"][..]),
+            ("offcore exec -- hello", STACK, &["hello"]),
+            ("offcore exec --stack /s nginx -g off", "/s", &["nginx", "-g", "off"]),
+            ("offcore exec nginx --stack /s -v -- x", STACK, &["nginx", "--stack", "/s", "-v", "--", "x"]),
+            ("offcore exec --stack /s -- -x --only y", "/s", &["-x", "--only", "y"]),
+            ("offcore exec -- switch --demo", STACK, &["switch", "--demo"]),
+            ("offcore exec --only tcp -- p --demo", STACK, &["p", "--demo"]),
+        ] {
+            assert_eq!(program(line), (stack.into(), words(expected)), "{line}");
+        }
+        assert!(command("offcore exec --stak /s true").unwrap_err().contains("--stack"));
+    }
+
+    #[test]
     fn rules_name_protocols_and_ports() {
         let rules = |line: &str| match command(line) {
             Ok(Command::Exec(args)) => Ok(args.only),
@@ -196,6 +225,13 @@ mod tests {
         {
             let error = rules(&format!("offcore exec --only={rule} -- true")).unwrap_err();
             assert!(error.contains(expected), "{rule}: {error}");
+        }
+        for two in ["tcp:80,udp:53", "tcp:80;udp:53", "udp,tcp", "tcp,udp:53"] {
+            let error = rules(&format!("offcore exec --only={two} -- true")).unwrap_err();
+            assert!(
+                error.contains("two rules") && error.contains("give each its own flag: --only "),
+                "{two}: {error}"
+            );
         }
         assert!(command("offcore exec --stack /s").unwrap_err().contains("required"));
         let both = "offcore exec --stack /s --port tap:tap0,addr=10.0.0.2/24 -- true";

@@ -1,7 +1,7 @@
 //! The stack that a program runs on: one that is served, or one that is started for it.
 
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,22 +28,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// # Errors
 /// What the kernel says, or the stack, in words.
 pub(super) fn reach(path: &Path) -> Result<()> {
-    let address = SocketAddrUnix::new(path).with_context(|| format!("--stack {}", path.display()))?;
-    let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).context("a socket")?;
-    let path = path.display();
-    let found = connect(&socket, &address).and_then(|()| ask(&socket)).map_err(|error| {
-        let what = match error {
-            Errno::NOENT | Errno::CONNREFUSED => {
-                format!(
-                    "nobody serves it: start `offcore tcp --port ... --serve {path}`, or give --port here"
-                )
-            }
-            Errno::ACCESS => "this user may not: see --allow-uid of `offcore tcp`".into(),
-            Errno::AGAIN => format!("who serves it has not answered within {} s", BEGINS_WITHIN.as_secs()),
-            error => error.to_string(),
-        };
-        anyhow!("no stack at {path}: {what}")
+    let address = SocketAddrUnix::new(path).map_err(|error| {
+        let found = path.as_os_str().len();
+        anyhow!("--stack: {error}: a path of {found} bytes, expected 1 to 107: choose a shorter one")
     })?;
+    let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).context("a socket")?;
+    let connected = connect(&socket, &address).and_then(|()| ask(&socket));
+    let found =
+        connected.map_err(|error| anyhow!("no stack at {}: {}", path.display(), missing(path, error)))?;
+    let path = path.display();
     match found {
         Some(Welcome { version: VERSION, error: 0, .. }) => Ok(()),
         Some(Welcome { version: VERSION, error, .. }) => {
@@ -53,6 +46,24 @@ pub(super) fn reach(path: &Path) -> Result<()> {
             "the stack at {path} speaks version {version}, this program version {VERSION}: use both of one build"
         ),
         None => bail!("no stack at {path}: who serves it is none"),
+    }
+}
+
+/// Why nobody is reached at a path, and what to do.
+fn missing(path: &Path, error: Errno) -> String {
+    let serve = format!("start `offcore tcp --port ... --serve {}`, or give --port here", path.display());
+    let expected = "expected the socket of `offcore tcp --serve`: name that, or give --port here";
+    match (error, fs::metadata(path)) {
+        (Errno::NOENT | Errno::NOTDIR, _) => format!("nothing is there: {serve}"),
+        (Errno::CONNREFUSED, Ok(found)) if found.is_dir() => format!("found a directory, {expected}"),
+        (Errno::CONNREFUSED, Ok(found)) if !found.file_type().is_socket() => {
+            format!("found a file that is no socket, {expected}")
+        }
+        (Errno::CONNREFUSED, _) => format!("nobody serves it: {serve}"),
+        (Errno::PROTOTYPE, _) => format!("found the socket of something else, {expected}"),
+        (Errno::ACCESS, _) => "this user may not: see --allow-uid of `offcore tcp`".into(),
+        (Errno::AGAIN, _) => format!("who serves it has not answered within {} s", BEGINS_WITHIN.as_secs()),
+        (error, _) => error.to_string(),
     }
 }
 

@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::process::{Command, Output};
 
 use peers::{Need, TempDir, offcore, require};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
 fn exec(program: &str) -> Output {
     let mut command = Command::new(offcore::binary().unwrap());
@@ -126,6 +128,34 @@ fn exec_does_not_panic(program: &str) {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(matches!(output.status.code(), Some(1 | 126 | 127)), "{}: {said}", output.status);
     assert!(said.starts_with("error: ") && said.lines().count() == 1, "{said}");
+}
+
+/// What is at the path instead of a stack's socket is said, and what was expected.
+#[test]
+fn paths_where_no_stack_is() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.file("file");
+    fs::write(&file, "").unwrap();
+    let (stream, left) = (dir.file("stream"), dir.file("left"));
+    let _listener = UnixListener::bind(&stream).unwrap();
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&left).unwrap()).unwrap();
+    drop(socket);
+    for (path, found, expected) in [
+        (dir.file("none"), "nothing is there", "start `offcore tcp"),
+        (dir.path().to_owned(), "found a directory", "expected the socket of `offcore tcp --serve`"),
+        (file, "found a file that is no socket", "expected the socket of `offcore tcp --serve`"),
+        (stream, "found the socket of something else", "expected the socket of `offcore tcp --serve`"),
+        (left, "nobody serves it", "start `offcore tcp"),
+        (dir.file(&"x".repeat(120)), "a path of 1", "expected 1 to 107"),
+    ] {
+        let mut command = Command::new(offcore::binary().unwrap());
+        let output = command.args(["exec", "--stack"]).arg(&path).arg("true").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(found) && said.contains(expected), "{path:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
 }
 
 #[test]
