@@ -8,7 +8,7 @@
 //! * [`predict`]: `offcore predict`, [`dsa`]: `offcore dsa`,
 //! * [`pktgen`]: `offcore pktgen`, [`tcp`]: `offcore tcp`, [`epping`]: `offcore epping`,
 //! * [`port`]: `offcore port`, [`doctor`]: what the doctors of `dsa` and `gpu` find, written,
-//! * [`output`]: where words go, and tables.
+//! * [`home`]: the directory of sockets and libraries, [`output`]: where words go, and tables.
 //!
 //! Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage; `exec` has those of the program, too.
 
@@ -24,6 +24,7 @@ mod dsa;
 mod epping;
 mod exec;
 mod gpu;
+mod home;
 mod output;
 mod pktgen;
 mod port;

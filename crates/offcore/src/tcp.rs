@@ -17,10 +17,10 @@ use offcore_port::spec::{PortSpec, split_fields};
 use offcore_tcp::proto::{Prefix, Route};
 use offcore_wire::MacAddr;
 
-use crate::Failure;
 use crate::args::flags::by_flag;
 use crate::args::{EngineArgs, RunArgs, idle, mode, port};
 use crate::switch::{Watching, plan, report, run_switch};
+use crate::{Failure, home};
 
 /// MiB of an application's memory where nothing is said.
 const APP_MEMORY: u32 = 256;
@@ -58,8 +58,8 @@ Examples:
 
   Applications in other processes, of root and of user 33, which attach to a
   socket:
-    offcore tcp --port tap:tap0,addr=10.0.0.2/24 --serve /run/offcore.sock \\
-      --allow-uid 33 --idle sleep
+    offcore tcp --port tap:tap0,addr=10.0.0.2/24 --idle sleep \\
+      --serve /run/offcore/stack.sock --allow-uid 33
 
 A port is one of `offcore switch --help`, with addr=ADDRESS/LENGTH (once or
 more), gw=ADDRESS, mtu=BYTES (1500) and mac=ADDRESS. A TAP port's host has an
@@ -284,6 +284,9 @@ impl fmt::Display for AppArg {
 /// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &TcpArgs) -> Result<(), Failure> {
     let (config, ports) = plan(args).map_err(Failure::Usage)?;
+    if let Some(path) = &args.serve {
+        home::make_way(path)?;
+    }
     // Files that are sent take descriptors, and so does each session of another process.
     if args.serve.is_some() || matches!(args.app.service, Service::Http(_)) {
         http::raise_descriptors();

@@ -1,13 +1,21 @@
 //! The preload library, which the binary carries with it, as a file that the dynamic linker can load.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+mod old;
+
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use crate::home::{self, HOME};
 
 /// What the build script has built.
 const LIBRARY: &[u8] = include_bytes!(env!("OFFCORE_PRELOAD"));
+
+/// How long nobody has to have started a program with another build's library before it is removed.
+const UNUSED: Duration = Duration::from_hours(24);
 
 /// Writes the library to a directory of this user's, unless it is there: its path. Its name has a hash of its content, so
 /// that programs that still have another build's are left alone.
@@ -17,8 +25,7 @@ pub(super) fn install() -> io::Result<PathBuf> {
     LIBRARY.hash(&mut hasher);
     let path = directory.join(format!("preload-{:016x}.so", hasher.finish()));
     if !is_there(&path)? {
-        let new = directory.join(format!("preload-{}.new", std::process::id()));
-        let mut file = OpenOptions::new().write(true).create_new(true).open(&new)?;
+        let (new, mut file) = create(&directory)?;
         let written = file.write_all(LIBRARY).and_then(|()| {
             file.set_permissions(Permissions::from_mode(0o755))?;
             fs::rename(&new, &path)
@@ -27,18 +34,34 @@ pub(super) fn install() -> io::Result<PathBuf> {
             let _ = fs::remove_file(&new);
         }
         written?;
+        old::remove(&directory, UNUSED);
     }
     Ok(path)
 }
 
-/// Whether the library is there as it was built.
+/// A new file. A process of the same number may have left one behind, or have one in another namespace.
+fn create(directory: &Path) -> io::Result<(PathBuf, File)> {
+    let mut number = 0;
+    loop {
+        let new = directory.join(format!("preload-{}-{number}.new", std::process::id()));
+        match OpenOptions::new().write(true).create_new(true).open(&new) {
+            Ok(file) => return Ok((new, file)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Whether the library is there as it was built. Then its time is that of its last use.
 fn is_there(path: &Path) -> io::Result<bool> {
     let mut found = Vec::new();
-    match File::open(path) {
-        Ok(file) => file.take(LIBRARY.len() as u64 + 1).read_to_end(&mut found)?,
+    let file = match File::open(path) {
+        Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error),
     };
+    (&file).take(LIBRARY.len() as u64 + 1).read_to_end(&mut found)?;
+    let _ = file.set_modified(SystemTime::now());
     Ok(found == LIBRARY)
 }
 
@@ -48,7 +71,7 @@ fn directory() -> io::Result<PathBuf> {
     let user = fs::metadata("/proc/self")?.uid();
     let first = match std::env::var_os("XDG_RUNTIME_DIR").filter(|path| user != 0 && !path.is_empty()) {
         Some(path) => Some(PathBuf::from(path).join("offcore")),
-        None => (user == 0).then(|| PathBuf::from("/run/offcore")),
+        None => (user == 0).then(|| PathBuf::from(HOME)),
     };
     let last = std::env::temp_dir().join(format!("offcore-{user}"));
     let mut errors = Vec::new();
@@ -63,12 +86,7 @@ fn directory() -> io::Result<PathBuf> {
 
 /// Makes the directory, if it is not there.
 fn usable(path: &Path, user: u32) -> io::Result<()> {
-    match DirBuilder::new().create(path) {
-        // Whatever the umask is.
-        Ok(()) => fs::set_permissions(path, Permissions::from_mode(0o755))?,
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(error),
-    }
+    home::make(path)?;
     let found = fs::symlink_metadata(path)?;
     if !found.is_dir() || found.uid() != user || found.mode() & 0o022 != 0 {
         let expected =

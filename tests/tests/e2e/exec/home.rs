@@ -1,0 +1,76 @@
+//! The directory `/run/offcore`: each test here has a `/run` of its own.
+
+use std::process::{Command, Output};
+
+use peers::{Need, TempDir, offcore, require};
+
+/// Runs a script whose `/run` is empty at first; `$offcore` is the binary, `$dir` a directory of the test's.
+fn with_own_run(dir: &TempDir, script: &str) -> Output {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--net", "sh", "-c"]);
+    command.arg(format!("set -e; mount -t tmpfs none /run; {script}"));
+    command.env("offcore", offcore::binary().unwrap()).env("dir", dir.path());
+    command.output().unwrap()
+}
+
+/// What a script prints that ends well.
+fn printed(dir: &TempDir, script: &str) -> String {
+    let output = with_own_run(dir, script);
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Another build's library goes when nobody has used it for long: not while a process has it, and not a young one.
+#[test]
+fn old_libraries_are_removed() {
+    let Some(()) = require(&[Need::Root, Need::Cc]) else { return };
+    let dir = TempDir::new().unwrap();
+    let script = "umask 077; mkdir -m 755 /run/offcore; cd /run/offcore
+        echo 'int x;' | cc -shared -fPIC -x c -o preload-mapped.so -
+        cp preload-mapped.so preload-old.so; cp preload-mapped.so preload-young.so
+        touch preload-1.new preload-2.new other.so
+        touch -d '2 days ago' preload-mapped.so preload-old.so preload-1.new other.so
+        LD_PRELOAD=$PWD/preload-mapped.so sleep 60 & mapped=$!
+        until grep -q preload-mapped /proc/$mapped/maps; do sleep 0.05; done
+        \"$offcore\" exec --stack /nowhere true 2>/dev/null || [ $? = 1 ]
+        kill $mapped
+        ls";
+    let left = printed(&dir, script);
+    let (ours, others): (Vec<&str>, _) =
+        left.lines().partition(|name| name.len() == "preload-0123456789abcdef.so".len());
+    assert_eq!(others, ["other.so", "preload-2.new", "preload-mapped.so", "preload-young.so"]);
+    assert_eq!(ours.len(), 1, "{left}");
+}
+
+/// What a process of the same number has left is not in the way, as in containers, where all have the same.
+#[test]
+fn what_was_not_written_to_its_end_is_not_in_the_way() {
+    let Some(()) = require(&[Need::Root]) else { return };
+    let dir = TempDir::new().unwrap();
+    let script = "mkdir -m 755 /run/offcore; cd /run/offcore
+        for n in $(seq 1 3000); do echo preload-$n-0.new preload-$n.new; done | xargs touch
+        unshare --pid --fork \"$offcore\" exec --stack /nowhere true 2>\"$dir/said\" || [ $? = 1 ]
+        cat \"$dir/said\"; ls preload-*.so | wc -l";
+    let said = printed(&dir, script);
+    assert!(said.contains("no stack at /nowhere") && said.ends_with("\n1\n"), "{said}");
+}
+
+/// A stack makes the directory in which programs look for one, readable for all, and no other one.
+#[test]
+fn a_stack_makes_the_directory() {
+    let Some(()) = require(&[Need::Root, Need::Tun]) else { return };
+    let dir = TempDir::new().unwrap();
+    let script = "umask 077
+        \"$offcore\" tcp --port tap:t0,addr=10.78.0.2/24 --idle sleep --serve /run/offcore/stack.sock >/dev/null & stack=$!
+        until [ -S /run/offcore/stack.sock ]; do kill -0 $stack; sleep 0.05; done
+        stat -c %a /run/offcore
+        \"$offcore\" exec echo it runs
+        kill $stack; wait $stack; ls /run/offcore | grep -v preload- || true";
+    assert_eq!(printed(&dir, script), "755\nit runs\n");
+    let output =
+        with_own_run(&dir, "exec \"$offcore\" tcp --port tap:t0,addr=10.78.0.2/24 --serve \"$dir/no/s\"");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("/no: make it, or choose another path") && !said.contains("Usage"), "{said}");
+    assert!(!dir.file("no").exists());
+}
