@@ -14,7 +14,7 @@ use clap::Args;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
 use crate::Failure;
-use crate::switch::stop_on_signals;
+use crate::switch::{plan, stop_on_signals};
 use crate::tcp::HostPortArg;
 use program::{Program, ProgramError};
 use stack::Stack;
@@ -111,6 +111,8 @@ pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
 
 /// Starts a stack and the program, and ends as the program ends.
 fn run_both(args: &ExecArgs) -> Result<(), Failure> {
+    let ports = args.ports.iter().filter_map(|port| Some(port.parse::<HostPortArg>().ok()?.spec));
+    plan::check_twice(&ports.collect::<Vec<_>>()).map_err(Failure::Usage)?;
     // What cannot run is refused before anything starts.
     command(args, Path::new(""))?;
     let stopped = stop_on_signals().context("handling SIGINT and SIGTERM").map_err(whole)?;

@@ -48,15 +48,15 @@ pub(crate) fn by_flag(error: SwitchError) -> String {
     }
 }
 
-/// What the flags asked for and cannot be is a usage error.
+/// What the flags asked for and cannot be is a usage error. Whether others serve at a path is not up to flags.
 impl From<SwitchError> for Failure {
     fn from(error: SwitchError) -> Self {
-        let usage = matches!(
-            error,
-            SwitchError::Config { .. }
-                | SwitchError::Port(PortError::Syntax { .. })
-                | SwitchError::Lcore(LcoreError::Unavailable { .. })
-        );
+        let usage = match &error {
+            SwitchError::Config { field, .. } => !matches!(field, Field::Serve),
+            SwitchError::Port(PortError::Syntax { .. })
+            | SwitchError::Lcore(LcoreError::Unavailable { .. }) => true,
+            _ => false,
+        };
         let text = by_flag(error);
         if usage { Self::Usage(text) } else { Self::Failed(anyhow::anyhow!(text)) }
     }

@@ -74,3 +74,27 @@ fn a_stack_makes_the_directory() {
     assert!(said.contains("/no: make it, or choose another path") && !said.contains("Usage"), "{said}");
     assert!(!dir.file("no").exists());
 }
+
+/// What goes wrong when a stack starts is no matter of flags.
+#[test]
+fn failures_show_no_usage() {
+    let Some(()) = require(&[Need::Root, Need::Tun]) else { return };
+    let dir = TempDir::new().unwrap();
+    std::fs::write(dir.file("file"), "").unwrap();
+    for (flags, code, words) in [
+        ("tcp --port tap:t0,addr=10.78.0.2/24 --serve $dir/file", 1, "is there, and no socket"),
+        ("exec --port af_packet:none,addr=10.78.0.2/24 true", 1, "there is no interface 'none'"),
+        (
+            "exec --port tap:t0,addr=10.78.0.2/24 --port tap:t0,addr=10.78.0.3/24 true",
+            2,
+            "Usage: offcore exec",
+        ),
+    ] {
+        let output = with_own_run(&dir, &format!("exec \"$offcore\" {flags}"));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{flags}: {said}");
+        assert!(said.contains(words), "{flags}: {said}");
+        assert_eq!(said.contains("Usage: "), code == 2, "{flags}: {said}");
+        assert!(!said.contains("offcore tcp --port <SPEC>"), "{flags}: {said}");
+    }
+}
