@@ -31,7 +31,8 @@ Examples:
       --serve /run/offcore/stack.sock
     offcore exec -- nginx -g 'daemon off;'
 
-  Both at once: a stack for this program alone, which ends with it:
+  Both at once: a stack for this program alone, which ends with it and with what
+  it leaves in the background:
     offcore exec --port tap:tap0,addr=10.0.0.2/24 -- nginx -g 'daemon off;'
 
   Only what is said goes to the stack, by ports that are listened at, or
@@ -109,20 +110,20 @@ pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
     Err(not_run(ProgramError::Read { path: command.get_program().into(), source: error }))
 }
 
-/// Starts a stack and the program, and ends as the program ends.
+/// Starts a stack and the program, and ends as the program ends, when nothing that it has started is left.
 fn run_both(args: &ExecArgs) -> Result<(), Failure> {
     let ports = args.ports.iter().filter_map(|port| Some(port.parse::<HostPortArg>().ok()?.spec));
     plan::check_twice(&ports.collect::<Vec<_>>()).map_err(Failure::Usage)?;
     // What cannot run is refused before anything starts.
     command(args, Path::new(""))?;
     let stopped = stop_on_signals().context("handling SIGINT and SIGTERM").map_err(whole)?;
-    let stack = Stack::start(&args.ports).map_err(whole)?;
+    let mut stack = Stack::start(&args.ports).map_err(whole)?;
     without_io_uring().map_err(whole)?;
     let mut program = command(args, &stack.path())?;
     let child = program
         .spawn()
         .map_err(|source| not_run(ProgramError::Read { path: program.get_program().into(), source }))?;
-    let status = stack.wait(child, &stopped).map_err(whole)?;
+    let status = stack.wait(&child, &stopped).map_err(whole)?;
     drop(stack);
     match (status.code(), status.signal()) {
         (Some(0), _) => Ok(()),

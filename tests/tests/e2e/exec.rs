@@ -1,6 +1,7 @@
 //! Unmodified programs on the stack, by `offcore exec`: servers and clients as distributions ship them, the kernel's stack at
 //! the other end of a TAP interface.
 
+mod alone;
 mod home;
 mod iperf;
 mod load;

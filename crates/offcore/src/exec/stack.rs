@@ -2,8 +2,10 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
@@ -15,13 +17,17 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, connect, recv, send, socket,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
+use signal_hook::consts::SIGCHLD;
+
+use crate::output::say;
 
 /// How long a stack may take to begin, and a program or a stack to end.
 const BEGINS_WITHIN: Duration = Duration::from_secs(30);
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
-/// Time between two looks.
+/// Time between two looks, and two for processes that have been left.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+const LEFT_EVERY: Duration = Duration::from_millis(200);
 
 /// Whether somebody serves at a path, who is of this version and lets this user in.
 ///
@@ -88,6 +94,8 @@ fn ask(socket: &OwnedFd) -> Result<Option<Welcome>, Errno> {
 #[derive(Debug)]
 pub(super) struct Stack {
     process: Child,
+    /// Its end has been seen.
+    ended: bool,
     dir: PathBuf,
 }
 
@@ -112,10 +120,11 @@ impl Stack {
         if process.is_err() {
             let _ = fs::remove_dir_all(&dir);
         }
-        let mut stack = Self { process: process.context("the stack")?, dir };
+        let mut stack = Self { process: process.context("the stack")?, ended: false, dir };
         let since = Instant::now();
         while reach(&stack.path()).is_err() {
             if let Some(status) = stack.process.try_wait().context("the stack")? {
+                stack.ended = true;
                 bail!("the stack has ended: {status}");
             }
             if since.elapsed() > BEGINS_WITHIN {
@@ -123,6 +132,10 @@ impl Stack {
             }
             thread::sleep(LOOK_EVERY);
         }
+        // The ends of children are to be seen, also where whoever has started this command ignores them.
+        signal_hook::flag::register(SIGCHLD, Arc::default()).context("handling SIGCHLD")?;
+        // What the program leaves is this process's to wait for.
+        set_child_subreaper(Some(getpid())).context("prctl(PR_SET_CHILD_SUBREAPER)")?;
         Ok(stack)
     }
 
@@ -131,35 +144,101 @@ impl Stack {
         self.dir.join("stack.sock")
     }
 
-    /// Waits for a program's end; a signal to this command is the program's.
+    /// Waits for a program's end, and then for that of the processes that it has left: servers go into the background so. A
+    /// signal to this command is theirs.
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn wait(&self, mut child: Child, stopped: &AtomicBool) -> Result<ExitStatus> {
+    pub(super) fn wait(&mut self, program: &Child, stopped: &AtomicBool) -> Result<ExitStatus> {
+        let program = pid_of(program);
+        let mut status = None;
+        self.wait_for(stopped, LOOK_EVERY, |stack| {
+            status = status.or(stack.reap(program));
+            if status.is_some() { Vec::new() } else { vec![program] }
+        });
+        let mut said = false;
+        self.wait_for(stopped, LEFT_EVERY, |stack| {
+            stack.reap(program);
+            let left = if stack.ended { Vec::new() } else { stack.left() };
+            if let Some(first) = left.first().filter(|_| !said) {
+                said = true;
+                say(&format!(
+                    "the program has ended and left process {} ({}): the stack goes on until that ends, Ctrl-C ends both",
+                    first.as_raw_pid(),
+                    name_of(*first)
+                ));
+            }
+            left
+        });
+        status.context("the program has ended unseen")
+    }
+
+    /// Waits until no process is alive. Once this command is told to stop, they are, and killed if they do not.
+    fn wait_for(
+        &mut self,
+        stopped: &AtomicBool,
+        every: Duration,
+        mut alive: impl FnMut(&mut Self) -> Vec<Pid>,
+    ) {
         let mut told = None;
         loop {
-            if let Some(status) = child.try_wait().context("the program")? {
-                return Ok(status);
+            let alive = alive(self);
+            if alive.is_empty() {
+                return;
             }
             if stopped.load(Ordering::Relaxed) {
-                let since = *told.get_or_insert_with(|| {
-                    terminate(&child);
-                    Instant::now()
-                });
-                if since.elapsed() > ENDS_WITHIN {
-                    child.kill().context("the program")?;
+                let first = told.is_none();
+                let late = told.get_or_insert_with(Instant::now).elapsed() > ENDS_WITHIN;
+                for pid in alive.iter().filter(|_| first || late) {
+                    let _ = kill_process(*pid, if late { Signal::KILL } else { Signal::TERM });
                 }
             }
-            thread::sleep(LOOK_EVERY);
+            thread::sleep(every);
         }
     }
+
+    /// Takes the ends of all children: how the program has ended, if it has.
+    fn reap(&mut self, program: Pid) -> Option<ExitStatus> {
+        let (stack, mut ended) = (pid_of(&self.process), None);
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            self.ended |= pid == stack;
+            if pid == program {
+                ended = Some(ExitStatus::from_raw(status.as_raw()));
+            }
+        }
+        ended
+    }
+
+    /// This process's children but the stack.
+    fn left(&self) -> Vec<Pid> {
+        let (stack, own) = (pid_of(&self.process), getpid());
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
+        pids.filter(|pid| *pid != stack && parent_of(*pid) == Some(own)).collect()
+    }
+}
+
+/// The parent of a process, by its line in `/proc`.
+fn parent_of(pid: Pid) -> Option<Pid> {
+    let stat = fs::read(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
+    // The name, in parentheses, may have any character; behind it are the state and the parent.
+    let stat = String::from_utf8_lossy(&stat);
+    let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?;
+    Pid::from_raw(parent.parse().ok()?)
+}
+
+fn name_of(pid: Pid) -> String {
+    let name = fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_pid())).unwrap_or_default();
+    name.trim_end().into()
 }
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        terminate(&self.process);
+        if !self.ended {
+            let _ = kill_process(pid_of(&self.process), Signal::TERM);
+        }
         let since = Instant::now();
-        while matches!(self.process.try_wait(), Ok(None)) {
+        while !self.ended && matches!(self.process.try_wait(), Ok(None)) {
             if since.elapsed() > ENDS_WITHIN {
                 let _ = self.process.kill();
             }
@@ -169,8 +248,6 @@ impl Drop for Stack {
     }
 }
 
-fn terminate(child: &Child) {
-    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-        let _ = kill_process(pid, Signal::TERM);
-    }
+fn pid_of(child: &Child) -> Pid {
+    Pid::from_child(child)
 }

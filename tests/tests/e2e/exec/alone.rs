@@ -1,0 +1,87 @@
+//! A program with a stack of its own: `offcore exec --port`.
+
+use std::time::Duration;
+
+use offcore_bench::peer::process::Process;
+use peers::offcore::Signal;
+use peers::{Need, Netns, TempDir, offcore, one_core, require};
+
+use super::super::http::curl;
+use super::super::tcp::{KERNEL, TAP};
+use super::{Guard, NEEDS, STACK, TIMEOUT, children, lives, until};
+
+/// Starts a shell's script with a stack.
+fn start(netns: &Netns, script: &str) -> Process {
+    start_behind(netns, &[], script)
+}
+
+/// The same behind a command that becomes what follows it.
+fn start_behind(netns: &Netns, prefix: &[&str], script: &str) -> Process {
+    let port = format!("tap:{TAP},addr={}/24", STACK[0]);
+    let binary = offcore::binary().unwrap();
+    let words = [prefix, &[binary.to_str().unwrap(), "exec", "--port", &port, "sh", "-c", script]].concat();
+    let mut command = netns.command(words[0]);
+    command.args(&words[1..]);
+    Process::spawn("offcore", command).unwrap()
+}
+
+#[test]
+fn ends_as_the_program_ends() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let netns = Netns::new().unwrap();
+    for (script, code) in [("exit 0", 0), ("exit 5", 5), ("kill -9 $$", 137), ("kill -TERM $$", 143)] {
+        let mut program = start(&netns, script);
+        let status = program.wait_for_exit(TIMEOUT).unwrap();
+        assert_eq!(status.code(), Some(code), "{script}: {}", program.tail());
+        assert!(!program.stderr().contains("has ended"), "{}", program.tail());
+    }
+    // Also where the ends of children are ignored.
+    let ignoring = [
+        "python3",
+        "-c",
+        "import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.argv[1], sys.argv[1:])",
+    ];
+    if require(&[Need::Python]).is_some() {
+        let mut program = start_behind(&netns, &ignoring, "exit 5");
+        assert_eq!(program.wait_for_exit(TIMEOUT).unwrap().code(), Some(5), "{}", program.tail());
+    }
+}
+
+/// A server that goes into the background keeps its stack, until it ends or this command is told to.
+#[test]
+fn what_a_program_leaves_keeps_the_stack() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Python, Need::Curl]].concat()) else { return };
+    let _core = one_core();
+    let (netns, dir) = (Netns::new().unwrap(), TempDir::new().unwrap());
+    let _guard = Guard::new(&netns);
+    std::fs::write(dir.file("page"), "it is served").unwrap();
+    let dir = dir.path().display();
+    let server = format!(
+        "(setsid python3 -m http.server 8080 --directory {dir} </dev/null >/dev/null 2>&1 &) & exit 3"
+    );
+    for stopped in [true, false] {
+        let mut program = start(&netns, &server);
+        let said = |program: &Process| program.stderr().contains("the program has ended and left process");
+        until("the program's end", || said(&program), || program.tail());
+        netns.ip(&["addr", "replace", KERNEL[0], "dev", TAP]).unwrap();
+        let page = format!("http://{}:8080/page", STACK[0]);
+        let serves = || netns.run("curl", &["--silent", "--fail", "--max-time", "1", &page]).is_ok();
+        until("a page", serves, || program.tail());
+        assert_eq!(curl(&netns, &[&page]), b"it is served");
+        assert_eq!(program.exit_status(Duration::ZERO), None, "{}", program.tail());
+        let all = children(program.id());
+        let [stack, server] = all.as_slice() else { panic!("{all:?}") };
+        if stopped {
+            program.signal(Signal::TERM).unwrap();
+        } else {
+            let server = rustix::process::Pid::from_raw(server.cast_signed()).unwrap();
+            rustix::process::kill_process(server, Signal::KILL).unwrap();
+        }
+        assert_eq!(program.wait_for_exit(TIMEOUT).unwrap().code(), Some(3), "{}", program.tail());
+        assert!(!lives(*stack) && !lives(*server), "{}", program.tail());
+        assert_eq!(program.stderr().matches("has ended and left").count(), 1, "{}", program.tail());
+    }
+}
