@@ -12,12 +12,16 @@ use offcore_session::message::{Call, NONE, ONLY_V6, Question, SHARE_PORT, Sessio
 use offcore_session::slot::{state, wish};
 
 use crate::address;
+use crate::explain::{self, Goes};
 use crate::link;
 use crate::polled;
 use crate::rules;
 use crate::session::{self, Session};
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, Kind};
+
+/// Why a socket stays with the kernel that would be the stack's.
+const NO_STACK: &str = "the stack cannot be reached";
 
 /// `linux/in6.h`, which the crate libc lacks.
 const IPV6_FREEBIND: c_int = 78;
@@ -175,7 +179,11 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
     let ours = any && entry.kind == Kind::OpenDatagrams && rules::may_listen(entry.kind, to.port());
     if !ours && (any || ip.is_loopback() || ip.is_multicast() || rules::is_kernels(ip)) {
         if !any {
+            let why = if ip.is_loopback() || ip.is_multicast() { rules::NEVER } else { rules::KERNELS };
+            explain::say("bind", entry.kind, to, Goes::Kernel(why));
             leave(fd, entry);
+        } else if entry.kind == Kind::OpenDatagrams && to.port() != 0 {
+            explain::say("bind", entry.kind, to, Goes::Kernel("until it sends: no --only names it"));
         }
         return Ok(Decided::Kernel);
     }
@@ -188,9 +196,13 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
     let mut question = Question::new(Call::Bind, NONE, libc::SOCK_DGRAM as u32);
     question.local = Some(to);
     match ask_session(fd, &question, &[]) {
-        Ok(found) => become_session(fd, entry, found).map(Decided::Session),
+        Ok(found) => {
+            explain::say("bind", entry.kind, to, Goes::Stack);
+            become_session(fd, entry, found).map(Decided::Session)
+        }
         // Then it is nobody's, which the kernel says in its own words.
         Err(libc::EADDRNOTAVAIL) => {
+            explain::say("bind", entry.kind, to, Goes::Kernel("no address of the stack's"));
             leave(fd, entry);
             Ok(Decided::Kernel)
         }
@@ -237,14 +249,20 @@ fn allow_any_address(fd: c_int) {
 /// `listen`: at all addresses the kernel's listener is the stack's, too; it keeps the port in any case. The kernel listens
 /// already.
 pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided, Errno> {
-    let local = address::of_kernel(fd).filter(|local| {
-        rules::may_listen(entry.kind, local.port())
-            && (local.ip().is_unspecified() || !rules::is_kernels(local.ip()))
-    });
-    let Some(local) = local else {
+    let Some(local) = address::of_kernel(fd) else {
         leave(fd, entry);
         return Ok(Decided::Kernel);
     };
+    let any = local.ip().is_unspecified();
+    let kept = match rules::may_listen(entry.kind, local.port()) {
+        false => Some(rules::NOT_NAMED),
+        true => (!any && rules::is_kernels(local.ip())).then_some(rules::KERNELS),
+    };
+    if let Some(why) = kept {
+        explain::say("listen", entry.kind, local, Goes::Kernel(why));
+        leave(fd, entry);
+        return Ok(Decided::Kernel);
+    }
     let share = sys::int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT) != 0;
     let only_v6 = entry.v6 && sys::int_option(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != 0;
     let bit = |bit, on| if on { bit } else { 0 };
@@ -252,9 +270,13 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
     let mut question = Question::new(Call::Listen, NONE, value);
     question.local = Some(local);
     match ask_session(fd, &question, &[fd]) {
-        Ok(found) => become_session(fd, entry, found).map(Decided::Session),
+        Ok(found) => {
+            explain::say("listen", entry.kind, local, if any { Goes::Both } else { Goes::Stack });
+            become_session(fd, entry, found).map(Decided::Session)
+        }
         // Without a stack the kernel's listener is what there is.
         Err(libc::ENETDOWN | libc::ECONNREFUSED | libc::ENOENT | libc::EACCES) => {
+            explain::say("listen", entry.kind, local, Goes::Kernel(NO_STACK));
             leave(fd, entry);
             Ok(Decided::Kernel)
         }
@@ -280,7 +302,10 @@ pub(crate) fn send(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
 
 /// Asks for a session that goes to somewhere.
 fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Errno> {
-    if !rules::may_reach(entry.kind, to) {
+    let name = if call == Call::Connect { "connect" } else { "send" };
+    let say = |goes| explain::say(name, entry.kind, to, goes);
+    if let Some(why) = rules::keeps(entry.kind, to) {
+        say(Goes::Kernel(why));
         leave(fd, entry);
         return Ok(Decided::Kernel);
     }
@@ -299,8 +324,12 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
         }
     };
     match ask_session(fd, &question, &[]) {
-        Ok(found) => become_session(fd, entry, found).map(Decided::Session),
+        Ok(found) => {
+            say(Goes::Stack);
+            become_session(fd, entry, found).map(Decided::Session)
+        }
         Err(libc::EOPNOTSUPP) => {
+            say(Goes::Kernel("by loopback: an address of the stack's own"));
             leave(fd, entry);
             let here = match to.ip() {
                 IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -308,8 +337,11 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
             };
             Ok(Decided::Loopback(SocketAddr::new(here, to.port())))
         }
-        // The stack has no way there, or there is no stack.
-        Err(libc::ENETUNREACH | libc::ENETDOWN | libc::ECONNREFUSED | libc::ENOENT | libc::EACCES) => {
+        Err(
+            error @ (libc::ENETUNREACH | libc::ENETDOWN | libc::ECONNREFUSED | libc::ENOENT | libc::EACCES),
+        ) => {
+            let no_way = error == libc::ENETUNREACH;
+            say(Goes::Kernel(if no_way { "the stack has no way there" } else { NO_STACK }));
             leave(fd, entry);
             Ok(Decided::Kernel)
         }

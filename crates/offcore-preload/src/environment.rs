@@ -5,6 +5,7 @@
 //! | `OFFCORE_STACK` | path of the stack's socket |
 //! | `OFFCORE_KEY` | 32 hexadecimal digits: the application, zeros as long as there is none |
 //! | `OFFCORE_ONLY` | what goes to the stack: see [`crate::rules`] |
+//! | `OFFCORE_EXPLAIN` | device and inode of the file that is told where sockets go: see [`crate::explain`] |
 //! | `LD_PRELOAD` | this library |
 //!
 //! The library has copies of its own: programs overwrite their environment with their title.
@@ -22,10 +23,14 @@ use crate::sys;
 pub(crate) type Key = [u8; KEY_LEN];
 
 /// `NAME=` of each variable.
-const NAMES: [&[u8]; 4] = [b"OFFCORE_STACK=", b"OFFCORE_KEY=", b"OFFCORE_ONLY=", b"LD_PRELOAD="];
+const NAMES: [&[u8]; 5] =
+    [b"OFFCORE_STACK=", b"OFFCORE_KEY=", b"OFFCORE_ONLY=", b"OFFCORE_EXPLAIN=", b"LD_PRELOAD="];
 const STACK: usize = 0;
 const KEY: usize = 1;
 const ONLY: usize = 2;
+const EXPLAIN: usize = 3;
+/// So many are nobody else's, whatever a program says.
+const OWN: usize = 4;
 /// Bytes of a variable, name and null included: those of a path, at most.
 const LONGEST: usize = 4096;
 
@@ -120,6 +125,12 @@ pub(crate) fn only() -> &'static [u8] {
     value(ONLY)
 }
 
+/// Device and inode of the file that is told where sockets go; `None` where nobody is.
+pub(crate) fn explained() -> Option<(u64, u64)> {
+    let (device, inode) = core::str::from_utf8(value(EXPLAIN)).ok()?.split_once(':')?;
+    Some((device.parse().ok()?, inode.parse().ok()?))
+}
+
 /// The application's key; zeros where it has none.
 pub(crate) fn key() -> Key {
     let mut key = Key::default();
@@ -165,9 +176,9 @@ impl Environment {
         let mapped = if stack().is_empty() { Err(libc::ENOENT) } else { sys::map(-1, len, true) };
         let Ok(address) = mapped else { return Self { list: given, mapped: 0 } };
         let to = address.cast::<*mut c_char>();
-        let replaced = |variable: &*mut c_char| NAMES[..ONLY + 1].iter().any(|name| is(variable, name));
+        let replaced = |variable: &*mut c_char| NAMES[..OWN].iter().any(|name| is(variable, name));
         let ours = OURS.iter().zip(NAMES).filter(|(variable, name)| {
-            let given = !NAMES[..ONLY + 1].contains(name) && theirs().any(|variable| is(&variable, name));
+            let given = !NAMES[..OWN].contains(name) && theirs().any(|variable| is(&variable, name));
             !variable.bytes().is_empty() && !given
         });
         let ours = ours.map(|(variable, _)| variable.bytes.get().cast::<c_char>());

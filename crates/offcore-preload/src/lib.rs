@@ -5,7 +5,7 @@
 //! addresses comes here. [`offcore_session::wake`] has the rules of that pair.
 //!
 //! * `calls`: libc's functions that are replaced,
-//! * `decide`: when a socket of the kernel's becomes a session, by `rules`,
+//! * `decide`: when a socket of the kernel's becomes a session, by `rules`; `explain`: telling of it,
 //! * `stream` and `datagrams`: what is sent and received,
 //! * `session`, `lock`: a session among threads and processes,
 //! * `table`: which descriptors are sessions; `polled`: what epoll sets have of those that are not yet,
@@ -28,6 +28,7 @@ mod calls;
 mod datagrams;
 mod decide;
 mod environment;
+mod explain;
 mod link;
 mod lock;
 mod options;

@@ -40,12 +40,22 @@ pub(crate) fn may_listen(kind: Kind, port: u16) -> bool {
     named(kind, port).unwrap_or(kind == Kind::OpenStream)
 }
 
-/// Whether what goes to an address may be the stack's: whether it has a way there is its own to say.
-pub(crate) fn may_reach(kind: Kind, to: SocketAddr) -> bool {
+/// What keeps a socket with the kernel, in words.
+pub(crate) const NEVER: &str = "loopback, multicast or broadcast";
+pub(crate) const NOT_NAMED: &str = "no --only names it";
+pub(crate) const KERNELS: &str = "an address of the kernel's own";
+
+/// Why what goes to an address is the kernel's. `None`: it may be the stack's, and whether that has a way there is its own to
+/// say.
+pub(crate) fn keeps(kind: Kind, to: SocketAddr) -> Option<&'static str> {
     let ip = to.ip();
-    let broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
-    let kernels = ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() || broadcast;
-    !kernels && named(kind, to.port()).unwrap_or(true) && !is_kernels(ip)
+    match ip {
+        _ if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() => Some(NEVER),
+        IpAddr::V4(ip) if ip.is_broadcast() => Some(NEVER),
+        _ if named(kind, to.port()) == Some(false) => Some(NOT_NAMED),
+        _ if is_kernels(ip) => Some(KERNELS),
+        _ => None,
+    }
 }
 
 /// Whether an address is one of the kernel's own: then a socket can be bound to it.

@@ -272,11 +272,20 @@ pub(crate) fn wipe_on_fork(address: *mut u8, len: usize) -> Result<usize, Errno>
 
 /// Length of a file in bytes.
 pub(crate) fn file_len(fd: c_int) -> Option<usize> {
+    stat(fd).map(|stat| stat.st_size as usize)
+}
+
+/// Device and inode of a file.
+pub(crate) fn file_id(fd: c_int) -> Option<(u64, u64)> {
+    stat(fd).map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+fn stat(fd: c_int) -> Option<libc::stat> {
     // SAFETY: a structure of numbers.
     let mut stat: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: it lives until the call returns.
     let done = unsafe { call(libc::SYS_fstat, [fd as usize, &raw mut stat as usize, 0, 0, 0, 0]) };
-    (done == 0).then_some(stat.st_size as usize)
+    (done == 0).then_some(stat)
 }
 
 /// Waits until a descriptor can be written to, or has ended, with signals as they were before they were blocked (without
@@ -374,6 +383,14 @@ pub(crate) fn wait_for_input(fd: c_int, wait: bool) -> Result<(), Errno> {
         0 => Err(libc::EAGAIN),
         _ => Ok(()),
     }
+}
+
+/// Whether a descriptor can be written to at once, and has a reader.
+pub(crate) fn has_room(fd: c_int) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one entry that lives until the call returns.
+    let ready = unsafe { call(libc::SYS_poll, [&raw mut poll as usize, 1, 0, 0, 0, 0]) };
+    ready == 1 && poll.revents == libc::POLLOUT
 }
 
 /// Waits for some milliseconds.

@@ -41,7 +41,8 @@ Examples:
 
 A program has to be dynamically linked with glibc. Loopback and addresses of the
 kernel's own stay with the kernel. What listens at all addresses is reached by
-both. docs/exec.md says what works.
+both; -v has a line on standard error for each socket that says where it goes,
+and why. docs/exec.md says what works.
 
 Exit codes: those of the program, and 128 and its number for a signal that has
 ended one with --port; 127 there is no such program, 126 it cannot be run so,
@@ -147,6 +148,12 @@ fn command(args: &ExecArgs, stack: &Path) -> Result<Command, Failure> {
     if !args.only.is_empty() {
         command.env("OFFCORE_ONLY", args.only.join(";"));
     }
+    // The library may write to this file only, whatever a program has for its standard error.
+    let stderr = tracing::enabled!(tracing::Level::INFO).then(|| rustix::fs::fstat(std::io::stderr()));
+    match stderr.transpose().context("standard error").map_err(whole)? {
+        Some(file) => command.env("OFFCORE_EXPLAIN", format!("{}:{}", file.st_dev, file.st_ino)),
+        None => command.env_remove("OFFCORE_EXPLAIN"),
+    };
     let mut preload = library.into_os_string();
     // Others that are preloaded come behind it.
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {

@@ -2,6 +2,7 @@
 //! the other end of a TAP interface.
 
 mod alone;
+mod explain;
 mod home;
 mod iperf;
 mod load;

@@ -1,0 +1,97 @@
+//! Where sockets go, and why: a line on standard error for each decision, where `offcore exec` is to tell more (`-v`).
+//!
+//! A line goes to the file that was the command's own standard error, and to no other one: a program may have put another
+//! file, or a connection, at that number. It is one system call that does not wait: what there is no room for is left out.
+
+use core::fmt::{self, Write};
+use core::net::SocketAddr;
+
+use crate::environment;
+use crate::sys;
+use crate::table::Kind;
+
+/// Standard error.
+const STDERR: i32 = 2;
+/// Bytes of a line, at most.
+const LONGEST: usize = 256;
+
+/// Where a socket goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Goes {
+    Stack,
+    /// A listener at all addresses.
+    Both,
+    Kernel(&'static str),
+}
+
+/// A line that is cut where there is no more room.
+struct Line {
+    bytes: [u8; LONGEST],
+    len: usize,
+}
+
+impl Write for Line {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for (to, from) in self.bytes[self.len..].iter_mut().zip(text.bytes()) {
+            *to = from;
+            self.len += 1;
+        }
+        Ok(())
+    }
+}
+
+impl Line {
+    fn new(pid: u32, call: &str, kind: Kind, address: SocketAddr, goes: Goes) -> Self {
+        let mut line = Self { bytes: [0; LONGEST], len: 0 };
+        let protocol = if kind == Kind::OpenDatagrams { "udp" } else { "tcp" };
+        let _ = write!(line, "offcore[{pid}]: {call} {protocol} {address}: ");
+        let _ = match goes {
+            Goes::Stack => line.write_str("stack\n"),
+            Goes::Both => line.write_str("stack, and kernel (all addresses)\n"),
+            Goes::Kernel(why) => writeln!(line, "kernel ({why})"),
+        };
+        line
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// Says where a socket goes, if that is to be told.
+pub(crate) fn say(call: &str, kind: Kind, address: SocketAddr, goes: Goes) {
+    // A sandbox may end the process for asking which file it is.
+    let Some(file) = environment::explained().filter(|_| !sys::is_sandboxed()) else { return };
+    if sys::file_id(STDERR) == Some(file) && sys::has_room(STDERR) {
+        sys::print(&[Line::new(sys::pid(), call, kind, address, goes).as_bytes()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_say_what_goes_where() {
+        let line = |kind, address: &str, goes| {
+            let line = Line::new(7, "connect", kind, address.parse().unwrap(), goes);
+            String::from_utf8(line.as_bytes().to_vec()).unwrap()
+        };
+        let (tcp, udp) = (Kind::OpenStream, Kind::OpenDatagrams);
+        assert_eq!(line(tcp, "10.0.0.1:80", Goes::Stack), "offcore[7]: connect tcp 10.0.0.1:80: stack\n");
+        assert_eq!(
+            line(udp, "[::1]:53", Goes::Kernel("loopback")),
+            "offcore[7]: connect udp [::1]:53: kernel (loopback)\n"
+        );
+        assert!(line(tcp, "[::]:80", Goes::Both).ends_with(": stack, and kernel (all addresses)\n"));
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_cut() {
+        let mut line = Line { bytes: [0; LONGEST], len: 0 };
+        for _ in 0..2 * LONGEST {
+            line.write_str("ab").unwrap();
+        }
+        assert_eq!(line.as_bytes(), "ab".repeat(LONGEST / 2).as_bytes());
+    }
+}
