@@ -4,11 +4,12 @@ use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, ensure};
 use offcore_bench::peer::process::Process;
 use peers::offcore::Signal;
-use peers::{Need, one_core, require};
+use peers::{Need, TempDir, offcore, one_core, require};
 
 use super::super::http::curl;
 use super::super::tcp::content;
@@ -394,4 +395,18 @@ fn worker_is_killed() {
         server.stop();
     }
     stage.stop();
+}
+
+/// The example, from a directory that is not its own, with a binary of another place.
+#[test]
+fn example_runs_from_any_directory() {
+    let Some(()) = needs(&[]) else { return };
+    let _core = one_core();
+    let dir = TempDir::new().unwrap();
+    std::os::unix::fs::symlink(offcore::binary().unwrap(), dir.file("offcore")).unwrap();
+    let run = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/nginx/run");
+    let mut command = Command::new(run);
+    let output = command.current_dir(dir.path()).env("OFFCORE", "./offcore").output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && printed.contains("<h1>served by nginx"), "{output:?}");
 }
