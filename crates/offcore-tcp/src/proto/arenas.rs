@@ -7,7 +7,6 @@ use std::ops::{Index, IndexMut};
 
 use offcore_mem::mapping::MemoryError;
 use offcore_session::Arena;
-use offcore_session::layout::LARGE;
 
 use super::addr::AppId;
 use super::memory;
@@ -41,12 +40,11 @@ impl App {
         }))
     }
 
-    /// Adds memory when an eighth of it is left, some milliseconds' work, until there is as much as may be. Whether it has
-    /// tried to.
+    /// Adds memory when it is low, until there is as much as may be. Whether it has tried to.
     #[inline]
     pub(super) fn grow(&mut self) -> bool {
         let (len, limit) = self.arena.len_and_limit();
-        if self.arena.free().large >= len / LARGE / 8 || len >= limit || self.grown_out {
+        if !memory::is_low(&self.arena) || len >= limit || self.grown_out {
             return false;
         }
         // Without more memory connections share what there is.

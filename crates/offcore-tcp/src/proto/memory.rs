@@ -20,8 +20,16 @@ pub(super) fn arena(memory: usize, shared: bool) -> Result<Arena, MemoryError> {
     Ok(arena)
 }
 
-/// Whether there is memory for what may never be of use: a quarter of all, and what is left of the limit counts.
+/// Whether there is memory for what may never be of use: a quarter of all, and what is left of the limit counts. Before more of
+/// that is [mapped](is_low) what there is is for who needs it now.
 pub(super) fn has_plenty(arena: &Arena) -> bool {
     let (len, limit) = arena.len_and_limit();
-    arena.free().large * LARGE + (limit - len) >= limit / PLENTY
+    arena.free().large * LARGE + (limit - len) >= limit / PLENTY && !is_low(arena)
+}
+
+/// Whether less than an eighth of what is mapped is free: some milliseconds' work, and the time to map more.
+#[inline]
+pub(super) fn is_low(arena: &Arena) -> bool {
+    let (len, _) = arena.len_and_limit();
+    arena.free().large < len / LARGE / 8
 }

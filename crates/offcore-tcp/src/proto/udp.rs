@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use offcore_session::Fifo;
 use offcore_session::datagram::{HEADER_LEN, Header, record_len};
+use offcore_session::layout::LARGE;
 use offcore_wire::{IpProtocol, MacAddr, Sum, UdpHeader, icmpv4, icmpv6, udp};
 
 use super::addr::{AppId, ConnId};
 use super::calls::CallError;
 use super::iface::Way;
 use super::ip::{self, Envelope, IpHeaders};
+use super::memory;
 use super::packet::{
     Cause, DropReason, Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, SealedDatagram, Verdict,
 };
@@ -78,7 +80,9 @@ impl Stack {
             ready: false,
             closed: false,
         });
-        socket.release(arena, self.config.send_buffer);
+        // Others need what is left when many are opened at once.
+        let room = if memory::has_plenty(arena) { self.config.send_buffer } else { LARGE as u32 };
+        socket.release(arena, room);
         self.arenas.enter(app);
         Ok(self.udp.insert(socket))
     }

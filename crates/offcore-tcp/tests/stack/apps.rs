@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use offcore_tcp::proto::{AppId, CallError, Config, ConnId, Event, Out};
+use offcore_tcp::proto::{AppId, CallError, Config, ConnId, Event, Out, Stack};
 
 use crate::host::Host;
 use crate::streams::content;
@@ -263,4 +263,18 @@ fn connections_begin_where_they_are_bound() {
     let from = Some("[2001:db8::1]:0".parse().unwrap());
     let to = "10.0.0.2:7".parse().unwrap();
     assert_eq!(stack.connect(world.now, AppId::OWN, from, to, out), Err(CallError::NoRoute));
+}
+
+/// What is mapped is enough for sockets until more is mapped, whatever each may write ahead.
+#[test]
+fn many_sockets_are_opened_while_memory_grows() {
+    let mut stack = Stack::new(Config::default()).unwrap();
+    let app = stack.add_app(256 * MEGABYTE).unwrap();
+    let mut out = Out::default();
+    for now in 0..90 {
+        for _ in 0..16 {
+            assert!(stack.open_datagrams(app, None, 0).is_ok(), "in round {now}");
+        }
+        stack.timers(now, &mut out);
+    }
 }
