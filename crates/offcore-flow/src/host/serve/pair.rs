@@ -151,11 +151,14 @@ pub(super) fn look(ours: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, boo
     Ok((message.bytes, message.flags.contains(ReturnFlags::CTRUNC)))
 }
 
-/// Closes our end. One whose queue may have descriptors, which are closed with it, is given back: to close those may take a
-/// while.
+/// From now on nothing more comes.
+pub(super) fn take_no_more(ours: BorrowedFd<'_>) {
+    let _ = shutdown(ours, Shutdown::Read);
+}
+
+/// Closes our end, to which nobody can send any more. One whose queue may have descriptors, which are closed with it, is given
+/// back: to close those may take a while.
 pub(super) fn close_plain(ours: OwnedFd) -> Option<OwnedFd> {
-    // From now on nothing more comes.
-    let _ = shutdown(&ours, Shutdown::Read);
     let there = ioctl_fionread(&ours);
     // The first byte is ours.
     if there.is_ok_and(|there| there <= 1) {

@@ -364,7 +364,12 @@ impl Session {
         slot.identity.error.store(error, Ordering::Release);
         self.show(slot, flags::OVER);
         if error != 0 && self.reset(slot, counts) {
-            return Ending::Reset(self.ours.take().and_then(pair::close_plain));
+            let ours = self.ours.take();
+            let left = ours.and_then(|ours| {
+                pair::take_no_more(ours.as_fd());
+                pair::close_plain(ours)
+            });
+            return Ending::Reset(left);
         }
         self.shut();
         self.open(slot, counts);

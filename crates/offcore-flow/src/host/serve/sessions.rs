@@ -336,6 +336,9 @@ impl Serve {
     pub(super) fn end_application(&mut self, app: usize, calls: &mut Calls<'_>) {
         let numbers = self.app(app).map(|app| app.numbers()).unwrap_or_default();
         for number in numbers {
+            // Programs may be there still.
+            let session = self.app(app).and_then(|app| app.session(number));
+            session.and_then(Session::ours).inspect(|ours| pair::take_no_more(*ours));
             self.close(app, number, calls);
         }
         let Some(mut application) = self.apps.get_mut(app).and_then(Option::take) else { return };
