@@ -16,7 +16,7 @@ static void unconnected_calls(void)
     say("bind-port", "%s", port_of(fd) ? "chosen" : "0");
     must("start 1 %s %d", here_text(AF_INET), port_of(fd));
     // Bound is not listening.
-    peer_says("bound-only-peer", "up 1 2000");
+    peer_says("bound-only-peer", "up 1 8000");
     result("listen", listen(fd, 4));
     result("listen-again", listen(fd, 8));
     result("acceptconn", int_of(fd, SOL_SOCKET, SO_ACCEPTCONN));
@@ -313,7 +313,7 @@ static void wildcard(int family)
     result("own-connect", join(client, here(AF_INET, port)));
     one_way("from-own-address", from, client);
     must("start 2 %s %d", here_text(AF_INET6), port);
-    peer_says("peer-by-ipv6", "up 2 2000");
+    peer_says("peer-by-ipv6", "up 2 8000");
     if (family == AF_INET6) {
         one_way("from-peer-by-ipv6", from, -1);
         must("connect 1 %s %d", here_text(AF_INET), port);
@@ -336,7 +336,7 @@ static void ipv6_only(void)
     bind_to(from, address("::", port));
     listen(from, 4);
     must("start 1 %s %d", here_text(AF_INET), port);
-    peer_says("only6-by-ipv4", "up 1 2000");
+    peer_says("only6-by-ipv4", "up 1 8000");
     peer_says("only6-by-ipv6", "connect 2 %s %d", here_text(AF_INET6), port);
     int four = tcp(AF_INET);
     result("only6-ipv4-bind-too", bind_to(four, address("0.0.0.0", port)));

@@ -96,7 +96,7 @@ static void workers(bool polls)
     kill(children[1], SIGTERM);
     reap("stopped", children[1]);
     must("start 1 %s %d", here_text(AF_INET), port);
-    peer_says("nobody-serves", "up 1 2000");
+    peer_says("nobody-serves", "up 1 8000");
     prefix("");
 }
 
