@@ -206,6 +206,22 @@ static void ours(void)
     result("close-unread", close(fd));
     peer_says("close-unread-peer", "recv 1 1");
 
+    // What a server says before it closes is there before the reset, though it has not read what it was asked.
+    static uint8_t answer[900];
+    for (int lingers = 0; lingers < 2; lingers++) {
+        fd = opened(AF_INET, 1);
+        must("text 1 unread");
+        await(fd, POLLIN);
+        struct linger zero = {.l_onoff = 1};
+        if (lingers)
+            setsockopt(fd, SOL_SOCKET, SO_LINGER, &zero, sizeof zero);
+        fill(answer, sizeof answer, 5, 0);
+        result("answered-unread-send", send(fd, answer, sizeof answer, 0));
+        result("answered-unread-close", close(fd));
+        peer_says("answered-unread-peer", "recv 1 900");
+        peer_says("answered-unread-reset", "recv 1 1");
+    }
+
     fd = opened(AF_INET, 1);
     result("close-read", close(fd));
     peer_says("close-read-peer", "recv 1 1");

@@ -14,10 +14,10 @@ use clap::Args;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
 use crate::Failure;
-use crate::switch::{plan, stop_on_signals};
+use crate::switch::plan;
 use crate::tcp::HostPortArg;
 use program::{Program, ProgramError};
-use stack::Stack;
+use stack::{Signals, Stack};
 
 /// Where a stack is looked for that nobody names.
 pub(crate) const STACK: &str = "/run/offcore/stack.sock";
@@ -117,14 +117,14 @@ fn run_both(args: &ExecArgs) -> Result<(), Failure> {
     plan::check_twice(&ports.collect::<Vec<_>>()).map_err(Failure::Usage)?;
     // What cannot run is refused before anything starts.
     command(args, Path::new(""))?;
-    let stopped = stop_on_signals().context("handling SIGINT and SIGTERM").map_err(whole)?;
+    let signals = Signals::new().context("handling signals").map_err(whole)?;
     let mut stack = Stack::start(&args.ports).map_err(whole)?;
     without_io_uring().map_err(whole)?;
     let mut program = command(args, &stack.path())?;
     let child = program
         .spawn()
         .map_err(|source| not_run(ProgramError::Read { path: program.get_program().into(), source }))?;
-    let status = stack.wait(&child, &stopped).map_err(whole)?;
+    let status = stack.wait(&child, &signals).map_err(whole)?;
     drop(stack);
     match (status.code(), status.signal()) {
         (Some(0), _) => Ok(()),

@@ -127,8 +127,12 @@ pub struct Serve {
     generation: u32,
     /// Sessions that are announced at the end of the turn.
     announced: Vec<(usize, u32)>,
-    /// Sessions by port.
+    /// Listeners and datagram sockets by port, and what is only bound.
     ports: Ports,
+    bound: Ports,
+    /// Questions that were answered in this round, and whether an application was added.
+    questions: usize,
+    attached: bool,
     /// The processors that threads beside the workers may use, and those that are to end.
     cpus: CpuSet,
     errands: Errands,
@@ -165,7 +169,7 @@ impl Serve {
         assert_eq!(stats.len(), ServeCounts::NAMES.len(), "the block is made with ServeCounts::NAMES");
         let pairs = Pairs::calibrate()?;
         let watch = Watch::new().map_err(|source| ServeError::System { what: "epoll", source })?;
-        let door = Door::open(&config.path, !config.allow.is_empty())?;
+        let door = Door::open(&config.path, &config.allow)?;
         let knock = Key::new(Source::Door, 0, 0, 0);
         watch
             .add(door.as_fd(), knock, EventFlags::IN)
@@ -185,6 +189,9 @@ impl Serve {
             generation: 0,
             announced: Vec::new(),
             ports: Ports::default(),
+            bound: Ports::default(),
+            questions: 0,
+            attached: false,
             cpus,
             errands: Errands::new(cpus),
             ending: Vec::new(),
@@ -231,8 +238,16 @@ impl Serve {
         self.watch.take(&mut events);
         self.looked = calls.now;
         self.look = events.len() >= AT_ONCE;
+        (self.questions, self.attached) = (0, false);
         for application in self.apps.iter_mut().flatten() {
             application.questions = 0;
+        }
+        // Who has waited longest comes first.
+        for key in std::mem::take(&mut self.talking) {
+            match key.source {
+                Source::Guest => self.hear_guest(key, calls),
+                _ => self.hear(key, calls),
+            }
         }
         for (key, flags) in events.drain(..) {
             let app = usize::from(key.app);
@@ -255,9 +270,6 @@ impl Serve {
         self.events = events;
         if self.knocking {
             self.let_in(calls.now);
-        }
-        for key in std::mem::take(&mut self.talking) {
-            self.hear(key, calls);
         }
         self.listeners_go_on(calls);
         self.raws_go_on(calls);

@@ -59,9 +59,14 @@ pub(crate) fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, 
 
 /// A socket that has knocked at `path`.
 pub(crate) fn knock(path: &Path) -> OwnedFd {
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
-    socket
+    try_to_knock(path).unwrap()
+}
+
+/// The same where the kernel may not let this user.
+pub(crate) fn try_to_knock(path: &Path) -> Result<OwnedFd, Errno> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
 }
 
 /// What the stack answers to `bytes` by its beginning.

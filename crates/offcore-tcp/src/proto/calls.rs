@@ -12,7 +12,7 @@ use super::receive::Receiver;
 use super::send::Sender;
 use super::stack::Stack;
 use super::steering::{Owner, Share};
-use super::tcb::{Asking, FIN_TIMEOUT, ORPHAN_RATE, State, Tcb};
+use super::tcb::{Asking, FIN_TIMEOUT, ORPHAN_RATE, RESET_CHECK, RESET_TIMEOUT, State, Tcb};
 
 /// Why a call was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
@@ -355,10 +355,18 @@ impl Stack {
         }
     }
 
-    /// The application lets go of a connection, which is reset.
+    /// The application lets go of a connection, which is reset: behind what it has written, as far as the peer's window allows that,
+    /// and within a second. Where a write sends at once (as Linux's) a peer gets that before the reset, too.
     pub fn abort(&mut self, now: u64, conn: ConnId, out: &mut Out) {
         let Some(this) = self.conns.get_mut(conn) else { return };
         this.tcb.orphan = true;
+        if this.tcb.is_synchronized() && this.tcb.sender.may_send() {
+            this.tcb.resets = true;
+            this.tcb.ends_by = now + RESET_TIMEOUT;
+            this.tcb.give_up = Some(now + RESET_CHECK);
+            self.touch(conn);
+            return self.settle(now, out);
+        }
         self.net.abort(now, &mut this.tcb, out);
         self.over(conn, Cause::Aborted, out);
         self.free_when_done(conn);

@@ -258,7 +258,9 @@ impl Input<'_> {
         match tcb.state {
             State::FinWait1 => {
                 tcb.state = State::FinWait2;
-                tcb.give_up = tcb.orphan.then_some(now + FIN_TIMEOUT);
+                if !tcb.resets {
+                    tcb.give_up = tcb.orphan.then_some(now + FIN_TIMEOUT);
+                }
                 Outcome::Open
             }
             State::Closing => Outcome::TimeWait,

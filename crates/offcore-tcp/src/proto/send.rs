@@ -136,6 +136,11 @@ impl Sender {
         self.una() == self.written.max(self.next())
     }
 
+    /// Whether something is written that the peer's window has room for, and the port lacks.
+    pub(crate) fn may_send(&self) -> bool {
+        self.published_to() < self.written.min(self.edge)
+    }
+
     /// Position of the FIN, when it has been planned.
     fn fin(&self) -> Option<u64> {
         self.fin_planned.then_some(self.written)

@@ -29,7 +29,7 @@ use super::segment::Segment;
 use super::send::Due;
 use super::sockets::Sockets;
 use super::steering::Steering;
-use super::tcb::State;
+use super::tcb::{RESET_CHECK, State};
 use super::timewait::{MAX_ENTRIES, TimeWait};
 use super::wheel::Wheel;
 
@@ -443,10 +443,15 @@ impl Stack {
             return self.ask_again(now, id, out);
         }
         if tcb.give_up.is_some_and(|due| due <= now) {
-            if tcb.state != State::FinWait2 {
+            if tcb.resets && tcb.sender.may_send() && now < tcb.ends_by {
+                tcb.give_up = Some(now + RESET_CHECK);
+                return self.touch(id);
+            }
+            let cause = if tcb.resets { Cause::Aborted } else { Cause::TimedOut };
+            if tcb.resets || tcb.state != State::FinWait2 {
                 self.net.abort(now, tcb, out);
             }
-            return self.over(id, Cause::TimedOut, out);
+            return self.over(id, cause, out);
         }
         if tcb.trim.is_some_and(|due| due <= now) && tcb.deadline() == tcb.trim {
             tcb.trim = None;

@@ -18,6 +18,9 @@ const PATH_AGE: u64 = 600_000_000;
 /// How long a connection that the application has let go waits for the peer: for its FIN, or for it to take anything
 /// (as Linux).
 pub(super) const FIN_TIMEOUT: u64 = 60_000_000;
+/// How long a reset waits for what was written before, and how often that is looked at, in microseconds.
+pub(super) const RESET_TIMEOUT: u64 = 1_000_000;
+pub(super) const RESET_CHECK: u64 = 1000;
 /// Bytes a second that it has to take then, on average.
 pub(super) const ORPHAN_RATE: u64 = 1 << 10;
 
@@ -120,8 +123,9 @@ pub(crate) struct Tcb {
     pub trim: Option<u64>,
     /// When a segment that did not belong here was last answered.
     challenged: Option<u64>,
-    /// The application has let go of it.
+    /// The application has let go of it; and it is reset when what it has written is sent.
     pub orphan: bool,
+    pub resets: bool,
     /// The application has been told that the stream has ended.
     pub told_end: bool,
     /// Why it is over, when the application has not been told: bytes that came before are still being copied.
@@ -154,6 +158,7 @@ impl Tcb {
             trim: None,
             challenged: None,
             orphan: false,
+            resets: false,
             told_end: false,
             untold: None,
             touched: false,
@@ -202,7 +207,9 @@ impl Tcb {
     /// The application has let go, and the peer has taken more of what is to be sent: a peer that takes nothing, or next to
     /// nothing, would keep the memory otherwise (as Linux's limits of orphans).
     pub(crate) fn go_on_ending(&mut self, now: u64) {
-        self.give_up = Some(self.ends_by.min(now + FIN_TIMEOUT));
+        if !self.resets {
+            self.give_up = Some(self.ends_by.min(now + FIN_TIMEOUT));
+        }
     }
 
     /// Whether a segment that does not belong here may be answered now.

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::process::CommandExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -17,10 +18,13 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, connect, recv, send, socket,
 };
-use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
-use signal_hook::consts::SIGCHLD;
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpgid, getpgrp, getpid, kill_process, set_child_subreaper, wait,
+};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT};
 
 use crate::output::say;
+use crate::switch::stop_on_signals;
 
 /// How long a stack may take to begin, and a program or a stack to end.
 const BEGINS_WITHIN: Duration = Duration::from_secs(30);
@@ -90,6 +94,37 @@ fn ask(socket: &OwnedFd) -> Result<Option<Welcome>, Errno> {
     }
 }
 
+/// What this command is told.
+#[derive(Debug)]
+pub(super) struct Signals {
+    /// To end.
+    stopped: Arc<AtomicBool>,
+    /// That by a terminal, perhaps, which tells all processes of its foreground group.
+    by_terminal: Arc<AtomicBool>,
+}
+
+impl Signals {
+    /// Takes them from now on.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn new() -> io::Result<Self> {
+        let (stopped, by_terminal) = (stop_on_signals()?, Arc::default());
+        for signal in [SIGHUP, SIGQUIT] {
+            signal_hook::flag::register(signal, Arc::clone(&stopped))?;
+        }
+        for signal in [SIGINT, SIGQUIT] {
+            signal_hook::flag::register(signal, Arc::clone(&by_terminal))?;
+        }
+        Ok(Self { stopped, by_terminal })
+    }
+
+    /// Whether a process has had the signal from its terminal.
+    fn has_had(&self, pid: Pid) -> bool {
+        self.by_terminal.load(Ordering::Relaxed) && getpgid(Some(pid)) == Ok(getpgrp())
+    }
+}
+
 /// A stack of this command's own.
 #[derive(Debug)]
 pub(super) struct Stack {
@@ -114,6 +149,8 @@ impl Stack {
         for port in ports {
             command.arg("--port").arg(port);
         }
+        // A terminal's signals are not for it: it is there until the program has ended.
+        command.process_group(0);
         // Its last report is not the program's output.
         command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
         let process = command.spawn();
@@ -149,15 +186,15 @@ impl Stack {
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn wait(&mut self, program: &Child, stopped: &AtomicBool) -> Result<ExitStatus> {
+    pub(super) fn wait(&mut self, program: &Child, signals: &Signals) -> Result<ExitStatus> {
         let program = pid_of(program);
         let mut status = None;
-        self.wait_for(stopped, LOOK_EVERY, |stack| {
+        self.wait_for(signals, LOOK_EVERY, |stack| {
             status = status.or(stack.reap(program));
             if status.is_some() { Vec::new() } else { vec![program] }
         });
         let mut said = false;
-        self.wait_for(stopped, LEFT_EVERY, |stack| {
+        self.wait_for(signals, LEFT_EVERY, |stack| {
             stack.reap(program);
             let left = if stack.ended { Vec::new() } else { stack.left() };
             if let Some(first) = left.first().filter(|_| !said) {
@@ -173,24 +210,25 @@ impl Stack {
         status.context("the program has ended unseen")
     }
 
-    /// Waits until no process is alive. Once this command is told to stop, they are, and killed if they do not.
-    fn wait_for(
-        &mut self,
-        stopped: &AtomicBool,
-        every: Duration,
-        mut alive: impl FnMut(&mut Self) -> Vec<Pid>,
-    ) {
-        let mut told = None;
+    /// Waits until no process is alive. Once this command is told to stop, they are, and killed if they do not. Who has been told
+    /// by the terminal has time to do what it wants to.
+    fn wait_for(&mut self, signals: &Signals, every: Duration, mut alive: impl FnMut(&mut Self) -> Vec<Pid>) {
+        let (mut since, mut told) = (None, Vec::new());
         loop {
             let alive = alive(self);
             if alive.is_empty() {
                 return;
             }
-            if stopped.load(Ordering::Relaxed) {
-                let first = told.is_none();
-                let late = told.get_or_insert_with(Instant::now).elapsed() > ENDS_WITHIN;
-                for pid in alive.iter().filter(|_| first || late) {
-                    let _ = kill_process(*pid, if late { Signal::KILL } else { Signal::TERM });
+            if signals.stopped.load(Ordering::Relaxed) {
+                let waited = since.get_or_insert_with(Instant::now).elapsed();
+                for pid in alive {
+                    let time = if signals.has_had(pid) { ENDS_WITHIN } else { Duration::ZERO };
+                    if waited > time + ENDS_WITHIN {
+                        let _ = kill_process(pid, Signal::KILL);
+                    } else if waited >= time && !told.contains(&pid) {
+                        told.push(pid);
+                        let _ = kill_process(pid, Signal::TERM);
+                    }
                 }
             }
             thread::sleep(every);
@@ -201,7 +239,11 @@ impl Stack {
     fn reap(&mut self, program: Pid) -> Option<ExitStatus> {
         let (stack, mut ended) = (pid_of(&self.process), None);
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-            self.ended |= pid == stack;
+            if pid == stack {
+                self.ended = true;
+                let status = ExitStatus::from_raw(status.as_raw());
+                say(&format!("the stack has ended ({status}), and with it all connections on it"));
+            }
             if pid == program {
                 ended = Some(ExitStatus::from_raw(status.as_raw()));
             }

@@ -96,13 +96,29 @@ impl Serve {
         }
     }
 
+    /// A process was not let in: who reads of it wants to know which, and what to do.
+    fn refuse_process(&mut self, socket: &OwnedFd, now: u64, error: Errno) {
+        self.counts.refused += 1;
+        if self.refusals.may(now) {
+            let (process, user) = credentials(socket).map_or((0, STRANGER), |who| (who.pid(), who.uid()));
+            let may = self.may_attach(socket).is_ok();
+            let remedy = if may { "" } else { ": --allow-uid lets its user in" };
+            tracing::warn!(process, user, %error, "a process is not let in{remedy}");
+        }
+    }
+
     /// A process says who it is.
     pub(super) fn hear_guest(&mut self, key: Key, calls: &mut Calls<'_>) {
         let Some(at) = self.guests.iter().position(|guest| guest.generation == key.generation) else {
             return;
         };
-        if self.errands.are_full(self.guests[at].user) {
-            return self.talking.push(key);
+        // What a new application has in memory takes a while: one in a round.
+        if self.attached || self.errands.are_full(self.guests[at].user) {
+            self.look |= self.attached;
+            if !self.talking.contains(&key) {
+                self.talking.push(key);
+            }
+            return;
         }
         // Of another version it may be longer.
         let (mut bytes, mut descriptors) = ([0; 256], Vec::new());
@@ -137,7 +153,7 @@ impl Serve {
         match found.and_then(|(app, who)| self.admit(app, who, &guest.socket)) {
             Ok(attached) => self.greet(attached, guest.socket, calls),
             Err(error) => {
-                self.refuse(calls.now, "a process is not let in", error);
+                self.refuse_process(&guest.socket, calls.now, error);
                 answer(guest.socket.as_fd(), number(error));
                 self.turn_away(guest);
                 // One that was made for it is nobody's.
@@ -183,6 +199,7 @@ impl Serve {
         if at >= APPLICATIONS || same >= APPLICATIONS_OF_USER {
             return Err(Errno::MFILE);
         }
+        self.attached = true;
         let mut key = [0; KEY];
         if getrandom(&mut key, GetRandomFlags::NONBLOCK)? < KEY {
             return Err(Errno::AGAIN);

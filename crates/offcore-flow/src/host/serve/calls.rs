@@ -24,6 +24,8 @@ use crate::host::Calls;
 
 /// Questions of one application that are answered in a round, at most.
 const QUESTIONS: usize = 16;
+/// The same of all applications.
+const ALL_QUESTIONS: usize = 128;
 /// How long who binds something waits for what is being closed, in microseconds.
 const CLOSE_TIMEOUT: u64 = 100_000;
 /// Ports that are chosen from for a session that is bound to none: as those of connections.
@@ -89,8 +91,9 @@ impl Serve {
 
     /// What a process asks for next, as long as its application may be answered in this round.
     fn next_question(&mut self, key: Key, calls: &mut Calls<'_>) -> Option<Asked> {
+        let full = self.questions >= ALL_QUESTIONS;
         let application = self.app(key.app.into())?;
-        let (user, full) = (application.user, application.questions >= QUESTIONS);
+        let (user, full) = (application.user, full || application.questions >= QUESTIONS);
         application.questions += 1;
         let process = application.process(key.number, key.generation)?;
         process.talks = false;
@@ -103,9 +106,10 @@ impl Serve {
         if let Some(asked) = process.asked.take() {
             return Some(*asked);
         }
-        let channel = process.channel.as_ref()?;
+        let channel = process.channel.as_ref()?.as_fd();
         let (mut bytes, mut descriptors) = ([0; Question::LEN + 1], Vec::new());
-        let received = wire::receive(channel.as_fd(), &mut bytes, &mut descriptors);
+        let received = wire::receive(channel, &mut bytes, &mut descriptors);
+        self.questions += 1;
         let descriptor = (!descriptors.is_empty()).then(|| descriptors.remove(0));
         self.discard(user, descriptors);
         let question = match &received {
@@ -273,7 +277,8 @@ impl Serve {
             let any = one.is_unspecified() || other.is_unspecified();
             one == other || any && one.is_ipv4() == other.is_ipv4()
         };
-        let at = |port: u16| self.ports.at(port).filter_map(|(app, number)| self.what(app, number));
+        let what = |(app, number)| self.what(app, number);
+        let at = |port: u16| self.ports.at(port).filter_map(what);
         if port != 0 {
             // Others may have bound it, too: who listens first has it.
             let has = |what: &What| {
@@ -283,7 +288,7 @@ impl Serve {
             return if at(port).any(has) { Err(Errno::ADDRINUSE) } else { Ok(port) };
         }
         let taken = |port: u16| {
-            at(port).any(|what| match what {
+            at(port).chain(self.bound.at(port).filter_map(what)).any(|what| match what {
                 What::Bound(other, _) => overlap(*other),
                 What::Listener(listener) => overlap(listener.address),
                 _ => false,
@@ -346,7 +351,7 @@ impl Serve {
                 slot.set_state(state::CONNECTING);
                 session.what = What::Stream(conn);
                 self.by_conn.insert(conn, (app, question.number));
-                self.ports.remove(port, app, question.number);
+                self.bound.remove(port, app, question.number);
             }
             What::Stream(_) | What::Datagrams(_) | What::Gone => return Err(Errno::ISCONN),
             What::Listener(_) => return Err(Errno::INVAL),
@@ -416,11 +421,13 @@ impl Serve {
     }
 
     fn become_listener(&mut self, app: usize, number: u32, what: What) -> Result<(u32, Reply), Errno> {
-        let Self { apps, by_listener, .. } = self;
+        let Self { apps, by_listener, bound, ports, .. } = self;
         let application = apps.get_mut(app).and_then(Option::as_deref_mut).ok_or(Errno::BADF)?;
         let (session, slot) = application.both(number).ok_or(Errno::BADF)?;
         if let What::Listener(listener) = &what {
             by_listener.insert(listener.id, (app, number));
+            bound.remove(listener.port, app, number);
+            ports.add(listener.port, app, number);
         }
         session.what = what;
         slot.set_state(state::LISTENING);

@@ -1,5 +1,6 @@
 //! Where processes attach: a socket at a path, and a lock against a second stack there.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Write;
@@ -7,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, fstat, open};
+use rustix::fs::{FlockOperation, Mode, OFlags, XattrFlags, fchmod, flock, fstat, open, setxattr};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
@@ -31,8 +32,9 @@ pub(super) struct Door {
 }
 
 impl Door {
-    /// Opens it at `path`, for other users, too, when `others`: who they are is looked at when they attach.
-    pub(super) fn open(path: &Path, others: bool) -> Result<Self, ServeError> {
+    /// Opens it at `path`, for these other users, too. Where the file system has no lists of users it is open to all, and who they
+    /// are is looked at when they attach, only.
+    pub(super) fn open(path: &Path, others: &[u32]) -> Result<Self, ServeError> {
         let mut lock_path = OsString::from(path);
         lock_path.push(".lock");
         let lock_path = PathBuf::from(lock_path);
@@ -52,14 +54,12 @@ impl Door {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
             .map_err(failed("making a socket for"))?;
         let address = SocketAddrUnix::new(path).map_err(failed("naming"))?;
-        let mode = if others { 0o666 } else { 0o600 };
         // Before it has a name: the file has this mode from its beginning.
-        fchmod(&socket, Mode::from_raw_mode(mode)).map_err(failed("restricting"))?;
+        fchmod(&socket, Mode::from_raw_mode(0o600)).map_err(failed("restricting"))?;
         bind(&socket, &address).map_err(failed("binding"))?;
         let door = Self { socket, path: path.to_owned(), lock_path, _lock: lock };
-        if others {
-            // The mask of the process may have taken this away.
-            rustix::fs::chmod(path, Mode::from_raw_mode(mode)).map_err(failed("opening"))?;
+        if !others.is_empty() && setxattr(path, ACL, &access_list(others), XattrFlags::empty()).is_err() {
+            rustix::fs::chmod(path, Mode::from_raw_mode(0o666)).map_err(failed("opening"))?;
         }
         listen(&door.socket, BACKLOG).map_err(failed("listening at"))?;
         Ok(door)
@@ -81,6 +81,30 @@ impl Drop for Door {
         let _ = fs::remove_file(&self.path);
         let _ = fs::remove_file(&self.lock_path);
     }
+}
+
+/// Where the list of who may open a file is, see acl(5).
+const ACL: &str = "system.posix_acl_access";
+
+/// A list that lets its owner and these users read and write, as `linux/posix_acl_xattr.h` has it.
+fn access_list(users: &[u32]) -> Vec<u8> {
+    const VERSION: u32 = 2;
+    const ALL: u16 = 6;
+    let [owner, named, group, mask, others]: [u16; 5] = [1, 2, 4, 16, 32];
+    let users: BTreeSet<u32> = users.iter().copied().collect();
+    let users = users.into_iter().map(|user| (named, ALL, user));
+    let entries = [(owner, ALL, u32::MAX)].into_iter().chain(users).chain([
+        (group, 0, u32::MAX),
+        (mask, ALL, u32::MAX),
+        (others, 0, u32::MAX),
+    ]);
+    let mut list = VERSION.to_le_bytes().to_vec(); // copy-ok: a few bytes of an attribute
+    for (tag, may, user) in entries {
+        list.extend(tag.to_le_bytes());
+        list.extend(may.to_le_bytes());
+        list.extend(user.to_le_bytes());
+    }
+    list
 }
 
 fn errno(error: &std::io::Error) -> Errno {

@@ -16,7 +16,7 @@ use super::sessions::Beginning;
 use super::{Serve, wire};
 use crate::host::Calls;
 
-/// Applications whose thread has not ended, at most: beyond as many no new thread is started.
+/// Applications of a user whose thread has not ended, at most: beyond as many no new thread is started.
 const ENDING: usize = 64;
 /// What an application's thread has taken that is looked at in a round, at most.
 const KERNELS: usize = 64;
@@ -154,7 +154,8 @@ impl Serve {
         let Self { apps, watch, cpus, ending, .. } = self;
         let application = apps.get_mut(app).and_then(Option::as_deref_mut).ok_or(Errno::BADF)?;
         if application.acceptor.is_none() {
-            if ending.len() >= ENDING {
+            let same = ending.iter().filter(|acceptor| acceptor.user == application.user).count();
+            if same >= ENDING {
                 return Err(Errno::AGAIN);
             }
             let acceptor = Acceptor::new(application.user, *cpus)?;

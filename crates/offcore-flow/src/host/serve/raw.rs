@@ -53,6 +53,11 @@ fn to(session: &Session, slot: &Slot) -> To {
     }
 }
 
+/// Who has a lock.
+fn holder(word: u64) -> Option<Owner> {
+    Owner::from_word(word as u32 >> 1)
+}
+
 /// A lock of an application's that the stack has.
 struct Held<'a>(&'a AtomicU64);
 
@@ -60,8 +65,7 @@ impl<'a> Held<'a> {
     /// Takes it, unless somebody has it who lives.
     fn new(word: &'a AtomicU64, processes: &Processes) -> Option<Self> {
         let found = word.load(Ordering::Relaxed);
-        let holder = Owner::from_word(found as u32 >> 1);
-        let free = found == 0 || !holder.is_some_and(|holder| processes.lives(holder));
+        let free = found == 0 || !holder(found).is_some_and(|holder| processes.lives(holder));
         // Who waits sees that a bit is gone and sets it again, or looks in a hundredth of a second.
         let mine = u64::from(Owner::STACK.word()) << 1 | found & 1;
         let taken = free && word.compare_exchange(found, mine, Ordering::Acquire, Ordering::Relaxed).is_ok();
@@ -150,7 +154,8 @@ impl Serve {
             let Some(session) = session.filter(|session| session.generation == generation) else { continue };
             session.raw = false;
             let ends = session.ends;
-            let done = self.relay(app, number, calls);
+            // Many bytes may be there, each of which is looked at.
+            let done = !self.is_locked(app, number) && self.relay(app, number, calls);
             match ends {
                 Some(ends) if done || calls.now >= ends => {
                     self.close(app, number, calls);
@@ -160,6 +165,12 @@ impl Serve {
                 _ => {}
             }
         }
+    }
+
+    /// Whether a process that lives has the lock that writing takes.
+    fn is_locked(&mut self, app: usize, number: u32) -> bool {
+        let Some((_, slot, processes)) = self.app(app).and_then(|app| app.all(number)) else { return false };
+        holder(slot.wishes.writing.load(Ordering::Relaxed)).is_some_and(|holder| processes.lives(holder))
     }
 
     /// Sends what lies in a session's pair and is no gate's. `false`: something is left.

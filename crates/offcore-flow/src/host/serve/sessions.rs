@@ -81,7 +81,8 @@ impl Serve {
             What::Datagrams(_) => local.map_or(0, |local| local.port()),
             What::Stream(_) | What::Gone => 0,
         };
-        self.ports.add(port, app, number);
+        let ports = if matches!(what, What::Bound(..)) { &mut self.bound } else { &mut self.ports };
+        ports.add(port, app, number);
         let session = Session::new(place, generation, cookie, (what, port), (pair.ours, gates));
         let application = self.app(app).ok_or(Errno::BADF)?;
         application.add_session(Box::new(session));
@@ -214,11 +215,10 @@ impl Serve {
     pub(super) fn end_closed_at(&mut self, port: u16, calls: &mut Calls<'_>) {
         let named = |(app, number): (usize, u32)| {
             let session = self.apps.get(app)?.as_deref()?.session(number)?;
-            // What is only bound is in nobody's way.
-            let stands = matches!(session.what, What::Listener(_) | What::Datagrams(_));
-            stands.then_some((app, number, session))
+            Some((app, number, session))
         };
-        let all = self.ports.at(port).filter_map(named).take(ENDED);
+        // What is only bound is in nobody's way.
+        let all = self.ports.at(port).take(ENDED).filter_map(named);
         let closed: ArrayVec<_, ENDED> = all
             .filter(|(_, _, session)| session.has_hung_up())
             .map(|(app, number, session)| (app, number, session.generation))
@@ -230,11 +230,13 @@ impl Serve {
 
     /// A listener that was shut down has its address, and nothing else.
     fn stop_listening(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
-        let Self { apps, by_listener, .. } = self;
+        let Self { apps, by_listener, bound, ports, .. } = self;
         let application = apps.get_mut(app).and_then(Option::as_deref_mut);
         let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
         let What::Listener(listener) = &session.what else { return };
         by_listener.remove(&listener.id);
+        ports.remove(listener.port, app, number);
+        bound.add(listener.port, app, number);
         calls.stack.unlisten(calls.now, listener.id, calls.out);
         let bound = What::Bound(listener.address, listener.port);
         slot.set_state(state::BOUND);
@@ -256,6 +258,7 @@ impl Serve {
             self.errands.close(user, ours);
         }
         self.ports.remove(port, app, number);
+        self.bound.remove(port, app, number);
         match what {
             What::Stream(conn) => {
                 self.by_conn.remove(&conn);
