@@ -85,3 +85,62 @@ fn what_a_program_leaves_keeps_the_stack() {
         assert_eq!(program.stderr().matches("has ended and left").count(), 1, "{}", program.tail());
     }
 }
+
+/// Runs a command on a terminal of its own, where Ctrl-C comes once it has said `ready`; ends as the command does.
+const TERMINAL: &str = r"
+import os, pty, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execvp(sys.argv[1], sys.argv[1:])
+said, pressed = b'', False
+while True:
+    try:
+        more = os.read(terminal, 4096)
+    except OSError:
+        break
+    said += more
+    sys.stdout.buffer.write(more)
+    sys.stdout.flush()
+    if b'ready' in said and not pressed:
+        pressed = os.write(terminal, b'\x03')
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+";
+
+/// What takes a second on its terminal's Ctrl-C.
+const SAVES: &str = r"
+import time
+try:
+    print('ready', flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(1)
+    print('saved', flush=True)
+";
+
+#[test]
+fn ctrl_c_ends_the_program_as_it_wants_to_and_what_it_has_left() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
+    let _core = one_core();
+    let (netns, dir) = (Netns::new().unwrap(), TempDir::new().unwrap());
+    let scripts = [("terminal.py", TERMINAL), ("saves.py", SAVES)].map(|(name, text)| {
+        std::fs::write(dir.file(name), text).unwrap();
+        dir.file(name).display().to_string()
+    });
+    let [terminal, saves] = scripts.each_ref().map(String::as_str);
+    let mut program = start_behind(&netns, &["python3", terminal], &format!("exec python3 {saves}"));
+    assert_eq!(program.wait_for_exit(TIMEOUT).unwrap().code(), Some(0), "{}", program.tail());
+    assert!(program.stdout_from(0).contains("saved"), "{}", program.tail());
+    // It is in no group that the terminal knows.
+    let leaves = "(setsid sleep 600 </dev/null >/dev/null 2>&1 &); sleep 0.5; echo ready";
+    let mut program = start_behind(&netns, &["python3", terminal], leaves);
+    let left = |program: &Process| {
+        let said = program.stdout_from(0);
+        let (_, behind) = said.split_once("left process ")?;
+        behind.split(' ').next()?.parse::<u32>().ok()
+    };
+    // The shell may have been there still.
+    let code = program.wait_for_exit(TIMEOUT).unwrap().code();
+    assert!(matches!(code, Some(0 | 130)), "{code:?}: {}", program.tail());
+    let left = left(&program).unwrap_or_else(|| panic!("{}", program.tail()));
+    assert!(!lives(left), "{}", program.tail());
+}
