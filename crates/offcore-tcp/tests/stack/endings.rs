@@ -96,6 +96,10 @@ fn a_plan_that_is_given_up_may_be_the_last_of_a_connection() {
     let (mut world, here, mut out) = planned();
     let stack = &mut world.hosts[0].stack;
     stack.abort(world.now, here, &mut out);
+    // The reset waits for what is planned, and not for ever.
+    assert_eq!(stack.info(here).unwrap().state, "ESTABLISHED");
+    stack.timers(world.now + 2 * SECOND, &mut out);
+    assert_eq!(stack.info(here).unwrap().state, "CLOSED");
     assert_eq!(stack.connections(), 1, "its copy is in flight");
     let plan = out.plans.pop().unwrap();
     stack.give_up(&plan, &mut out);
