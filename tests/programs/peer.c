@@ -195,7 +195,9 @@ static void do_up(int fd, int milliseconds)
 {
     struct pollfd poll_fd = {.fd = fd, .events = POLLOUT};
     poll(&poll_fd, 1, milliseconds);
-    reply(poll_fd.revents & POLLHUP ? "ok refused" : poll_fd.revents & POLLOUT ? "ok yes" : "ok no");
+    // A reset sets the error, and wakes who polls, before the hang-up.
+    bool refused = poll_fd.revents & (POLLHUP | POLLERR);
+    reply(refused ? "ok refused" : poll_fd.revents & POLLOUT ? "ok yes" : "ok no");
 }
 
 static void do_close(int slot, bool abort)
