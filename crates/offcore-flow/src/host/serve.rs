@@ -4,7 +4,7 @@
 //! messages there are, and what an application's end of a session shows when. Here is the stack's side of it:
 //!
 //! * `door`: where processes attach, and `attach`: who they are,
-//! * `application`: its processes and sessions,
+//! * `application`: its processes and sessions, `ports`: which of them have a port,
 //! * `calls`: what they ask for, and `datagrams`: of datagram sockets,
 //! * `acceptor`: connections of the kernel's listeners, `errands`: what else may have to wait for an application,
 //! * `session`: what a session's application wants, and is told; `listening`: connections that come,

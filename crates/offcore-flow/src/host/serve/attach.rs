@@ -25,7 +25,7 @@ use crate::host::Calls;
 /// there are more.
 const GUESTS: usize = 64;
 const GUESTS_OF_USER: usize = 32;
-/// Users that may not attach, where those that may are told apart.
+/// Stands for all users that may not attach: no user has this number.
 const STRANGER: u32 = u32::MAX;
 /// Those that are let in at once, at most.
 const AT_ONCE: usize = 16;
@@ -224,8 +224,8 @@ impl Serve {
         let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else {
             return Err(Errno::BADF);
         };
-        // It has begun another program: who it was before holds no lock any more.
         let visible = Pid::from_raw(pid);
+        // It has begun another program: who it was before holds no lock any more.
         let before = visible.and_then(|_| application.find_process(pid));
         // Where processes cannot be watched, it is over when its socket is closed; so is one that this namespace of processes
         // does not have, whose number is 0.
@@ -285,20 +285,18 @@ impl Serve {
     /// A process that has its parent's socket gets one of its own.
     pub(super) fn fork(&mut self, app: usize, socket: OwnedFd, calls: &mut Calls<'_>) {
         let Some(user) = self.app(app).map(|app| app.user) else { return };
-        let admitted = match is_channel(socket.as_fd()) {
-            true => credentials(&socket).and_then(|who| self.admit(app, who, &socket)),
-            false => Err(Errno::PROTOTYPE),
-        };
-        match admitted {
+        let what = "a process's child is not let in";
+        if !is_channel(socket.as_fd()) {
+            self.refuse(calls.now, what, Errno::PROTOTYPE);
+            return self.errands.close(user, socket);
+        }
+        match credentials(&socket).and_then(|who| self.admit(app, who, &socket)) {
             Ok(attached) => self.greet(attached, socket, calls),
             Err(error) => {
-                self.refuse(calls.now, "a process's child is not let in", error);
-                if is_channel(socket.as_fd()) {
-                    answer(socket.as_fd(), number(error));
-                    self.watch.remove(socket.as_fd());
-                    return self.errands.close_socket(user, socket);
-                }
-                self.errands.close(user, socket);
+                self.refuse(calls.now, what, error);
+                answer(socket.as_fd(), number(error));
+                self.watch.remove(socket.as_fd());
+                self.errands.close_socket(user, socket);
             }
         }
     }

@@ -25,6 +25,8 @@ const MESSAGE: usize = 2048;
 const FEWEST: usize = 16;
 /// Bytes that are read to open a gate, at most.
 const MOST: usize = 4096;
+/// More than there are where only one call waits.
+const FEW: usize = 64;
 
 /// How pairs are made on this kernel.
 #[derive(Clone, Copy, Debug)]
@@ -121,7 +123,15 @@ pub(super) fn open_gate(ours: BorrowedFd<'_>, gates: impl FnOnce() -> u32) -> Op
     if left == 0 {
         return Some((0, 0));
     }
-    let mut bytes = [0; MOST + 1];
+    // There are few, mostly: then so many are cleared.
+    let (mut few, mut many);
+    let bytes = if left < FEW {
+        few = [0; FEW];
+        &mut few[..]
+    } else {
+        many = [0; MOST + 1];
+        &mut many[..]
+    };
     // They are counted before they are put there.
     if left > gates() as usize
         || look(ours, &mut bytes[..=left]).is_ok_and(|(_, has_descriptors)| has_descriptors)
