@@ -17,6 +17,7 @@ mod cuts;
 #[cfg(test)]
 mod tests;
 
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -57,6 +58,31 @@ pub struct Free {
     pub large: usize,
     /// Small blocks in large ones that are cut up.
     pub small: usize,
+}
+
+/// Memory that an arena can have more of.
+#[derive(Debug)]
+pub struct Segment {
+    mapping: Mapping,
+    fd: OwnedFd,
+}
+
+/// What the next segment of an arena is to be like.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    len: usize,
+    pages_of: Hugepages,
+}
+
+impl Segment {
+    /// Maps and touches up to 64 MiB: some ten milliseconds, so that another thread than the arena's may do it.
+    ///
+    /// # Errors
+    /// When there is not as much memory.
+    pub fn new(wanted: Wanted) -> Result<Self, MemoryError> {
+        let (mapping, fd) = Mapping::memfd("offcore-session", wanted.len, wanted.pages_of)?;
+        Ok(Self { mapping, fd })
+    }
 }
 
 /// One application's memory, as the stack gives it out. It belongs to one worker.
@@ -130,11 +156,21 @@ impl Arena {
     /// # Errors
     /// When there is not as much memory.
     pub fn grow(&mut self) -> Result<bool, MemoryError> {
+        let Some(wanted) = self.wanted() else { return Ok(false) };
+        self.add(Segment::new(wanted)?);
+        Ok(true)
+    }
+
+    /// What its next segment is to be like; `None`: the limit is reached.
+    pub fn wanted(&self) -> Option<Wanted> {
         let len = SEGMENT.min(self.limit - self.len);
-        if len == 0 {
-            return Ok(false);
-        }
-        let (mapping, fd) = Mapping::memfd("offcore-session", len, self.pages_of)?;
+        (len > 0).then_some(Wanted { len, pages_of: self.pages_of })
+    }
+
+    /// Adds a segment that was made as it is [wanted](Self::wanted).
+    pub fn add(&mut self, segment: Segment) {
+        let Segment { mapping, fd } = segment;
+        let len = mapping.len().min(SEGMENT.min(self.limit - self.len));
         self.memory.add(self.len / SEGMENT, mapping, fd);
         let (first, n) = (self.len / LARGE, len / LARGE);
         self.blocks.add(n);
@@ -143,7 +179,6 @@ impl Arena {
         self.large.reserve_exact(first + n - self.large.len());
         self.large.extend((first..first + n).rev().map(|number| number as u32));
         self.len += len;
-        Ok(true)
     }
 
     /// Keeps `blocks` large blocks for [`Arena::take_reserved`] and what covers by reserve, from now on: the last ones

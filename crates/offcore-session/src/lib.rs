@@ -85,7 +85,7 @@ pub mod wake;
 
 pub use app::{Span, Spans};
 #[cfg(feature = "stack")]
-pub use arena::{Arena, Free};
+pub use arena::{Arena, Free, Segment, Wanted};
 #[cfg(feature = "stack")]
 pub use fifo::{Fifo, Misuse, Rx, Tx};
 pub use layout::CAPACITY;

@@ -61,6 +61,7 @@ pub use info::{Info, ListenerInfo};
 pub(crate) use ip::destination;
 pub use ip::ip_end;
 pub use keepalive::KeepAlive;
+pub use memory::AppMemory;
 #[cfg(test)]
 pub(crate) use packet::Next;
 pub use packet::{

@@ -4,7 +4,7 @@
 //! messages there are, and what an application's end of a session shows when. Here is the stack's side of it:
 //!
 //! * `door`: where processes attach, and `attach`: who they are,
-//! * `application`: its processes and sessions, `ports`: which of them have a port,
+//! * `application`: its processes and sessions, `feed`: its memory, `ports`: which of them have a port,
 //! * `calls`: what they ask for, and `datagrams`: of datagram sockets,
 //! * `acceptor`: connections of the kernel's listeners, `errands`: what else may have to wait for an application,
 //! * `session`: what a session's application wants, and is told; `listening`: connections that come,
@@ -27,6 +27,7 @@ mod counts;
 mod datagrams;
 mod door;
 mod errands;
+mod feed;
 mod key;
 mod listening;
 mod pair;
@@ -56,6 +57,7 @@ use counts::Seldom;
 pub use counts::ServeCounts;
 use door::Door;
 use errands::Errands;
+use feed::Feed;
 use key::{AT_ONCE, Key, Source, Watch};
 use pair::Pairs;
 use peers::Peers;
@@ -106,6 +108,8 @@ struct Guest {
     /// Whose it is, or nobody's that may attach.
     user: u32,
     socket: OwnedFd,
+    /// It has said hello, and memory is made for its application.
+    waits: bool,
 }
 
 /// Serves applications in other processes.
@@ -130,12 +134,12 @@ pub struct Serve {
     /// Listeners and datagram sockets by port, and what is only bound.
     ports: Ports,
     bound: Ports,
-    /// Questions that were answered in this round, and whether an application was added.
+    /// Questions that were answered in this round.
     questions: usize,
-    attached: bool,
     /// The processors that threads beside the workers may use, and those that are to end.
     cpus: CpuSet,
     errands: Errands,
+    feed: Feed,
     ending: Vec<Acceptor>,
     /// Applications whose threads have taken more than was looked at in a round.
     late: Vec<usize>,
@@ -174,6 +178,10 @@ impl Serve {
         watch
             .add(door.as_fd(), knock, EventFlags::IN)
             .map_err(|source| ServeError::System { what: "watching the socket", source })?;
+        let feed = Feed::new().map_err(|source| ServeError::System { what: "an eventfd", source })?;
+        watch
+            .add(feed.as_fd(), Key::new(Source::Memory, 0, 0, 0), EventFlags::IN)
+            .map_err(|source| ServeError::System { what: "watching an eventfd", source })?;
         let cpus = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
         Ok(Self {
             config,
@@ -191,9 +199,9 @@ impl Serve {
             ports: Ports::default(),
             bound: Ports::default(),
             questions: 0,
-            attached: false,
             cpus,
             errands: Errands::new(cpus),
+            feed,
             ending: Vec::new(),
             late: Vec::new(),
             waiting: Vec::new(),
@@ -238,7 +246,7 @@ impl Serve {
         self.watch.take(&mut events);
         self.looked = calls.now;
         self.look = events.len() >= AT_ONCE;
-        (self.questions, self.attached) = (0, false);
+        self.questions = 0;
         for application in self.apps.iter_mut().flatten() {
             application.questions = 0;
         }
@@ -258,6 +266,7 @@ impl Serve {
                 Source::Process => self.process_ended(app, key.number, key.generation, calls),
                 Source::Event => self.counts.woken += 1,
                 Source::Kernel => self.kernels_come(app, calls),
+                Source::Memory => self.memory_comes(calls),
                 Source::End if !flags.contains(EventFlags::HUP) => {
                     if flags.contains(EventFlags::IN) {
                         self.bytes_come(app, key.number, key.generation, calls);
@@ -284,6 +293,7 @@ impl Serve {
     fn tend_applications(&mut self, calls: &mut Calls<'_>) {
         for app in 0..self.apps.len() {
             self.look_at_rest(app, calls);
+            self.ask_for_memory(app, calls);
         }
         let Self { apps, errands, ending, .. } = self;
         for acceptor in apps.iter_mut().flatten().filter_map(|app| app.acceptor.as_mut()) {

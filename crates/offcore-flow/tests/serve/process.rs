@@ -7,6 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use offcore_flow::host::serve::Serve;
 use offcore_mem::Mapping;
@@ -81,11 +83,13 @@ pub(crate) fn greet(
 
 /// The stack's welcome.
 pub(crate) fn hear(world: &mut World<Serve>, socket: &OwnedFd) -> Option<(Welcome, Vec<OwnedFd>)> {
-    for _ in 0..10 {
+    // Memory is made in time that is not the world's.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(30) {
         world.turn();
         let mut bytes = [0; Welcome::LEN];
         match receive(socket.as_fd(), &mut bytes) {
-            Err(Errno::AGAIN) => {}
+            Err(Errno::AGAIN) => sleep(Duration::from_micros(100)),
             Ok((0, _)) | Err(_) => return None,
             Ok((len, descriptors)) => {
                 return Some((Welcome::from_bytes(&bytes[..len]).unwrap(), descriptors));
@@ -161,7 +165,7 @@ impl Process {
         let (len, descriptors) = loop {
             world.turn();
             match receive(self.socket.as_fd(), &mut bytes) {
-                Err(Errno::AGAIN) => std::thread::sleep(std::time::Duration::from_micros(10)),
+                Err(Errno::AGAIN) => sleep(Duration::from_micros(10)),
                 heard => break heard.unwrap(),
             }
         };

@@ -2,20 +2,26 @@
 
 use std::sync::Arc;
 
-use offcore_mem::mapping::MemoryError;
-use offcore_session::Memory;
+use offcore_session::{Memory, Segment, Wanted};
 
 use super::addr::{AppId, ConnId};
+use super::memory::AppMemory;
 use super::stack::Stack;
 
 impl Stack {
-    /// Adds an application, with at most `memory` bytes for its FIFOs. Maps and touches up to 64 MiB, so it is not for the
-    /// data path.
-    ///
-    /// # Errors
-    /// When there is not as much memory.
-    pub fn add_app(&mut self, memory: usize) -> Result<AppId, MemoryError> {
+    /// Adds an application of another process. Its memory does not grow but by [`add_memory`](Self::add_memory).
+    pub fn add_app(&mut self, memory: AppMemory) -> AppId {
         self.arenas.add(memory)
+    }
+
+    /// What the memory of an application of another process needs more of, if it does.
+    pub fn wanted_memory(&self, app: AppId) -> Option<Wanted> {
+        self.arenas.wanted(app)
+    }
+
+    /// Adds memory that was [wanted](Self::wanted_memory). `None`: the system has none, and is not asked again.
+    pub fn add_memory(&mut self, app: AppId, segment: Option<Segment>) {
+        self.arenas.feed(app, segment);
     }
 
     /// How many connections, datagram sockets, listeners and addresses without any of them an application may have, those included

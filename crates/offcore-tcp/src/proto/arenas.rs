@@ -6,10 +6,10 @@
 use std::ops::{Index, IndexMut};
 
 use offcore_mem::mapping::MemoryError;
-use offcore_session::Arena;
+use offcore_session::{Arena, Segment, Wanted};
 
 use super::addr::AppId;
-use super::memory;
+use super::memory::{self, AppMemory};
 use super::shortage::{AGAIN, Shortage};
 
 /// An application.
@@ -25,31 +25,41 @@ pub(super) struct App {
     gone: bool,
     /// The system has no more memory for it.
     grown_out: bool,
+    /// Who has added it gives it more memory.
+    fed: bool,
 }
 
 impl App {
-    fn new(memory: usize, shared: bool) -> Result<Box<Self>, MemoryError> {
-        let arena = memory::arena(memory, shared)?;
-        Ok(Box::new(Self {
+    fn new(arena: Arena, fed: bool) -> Box<Self> {
+        Box::new(Self {
             arena,
             shortage: Shortage::default(),
             users: 0,
             limit: usize::MAX,
             gone: false,
             grown_out: false,
-        }))
+            fed,
+        })
     }
 
     /// Adds memory when it is low, until there is as much as may be. Whether it has tried to.
     #[inline]
     pub(super) fn grow(&mut self) -> bool {
-        let (len, limit) = self.arena.len_and_limit();
-        if !memory::is_low(&self.arena) || len >= limit || self.grown_out {
+        if self.fed || self.wanted().is_none() {
             return false;
         }
         // Without more memory connections share what there is.
         self.grown_out = self.arena.grow().is_err();
         true
+    }
+
+    /// What it needs more of, where it is low and may have more.
+    #[inline]
+    fn wanted(&self) -> Option<Wanted> {
+        if !memory::is_low(&self.arena) || self.grown_out {
+            return None;
+        }
+        self.arena.wanted()
     }
 }
 
@@ -62,19 +72,35 @@ pub(super) struct Arenas {
 impl Arenas {
     /// With `memory` bytes, at most, for the stack's own process.
     pub(super) fn new(memory: usize) -> Result<Self, MemoryError> {
-        Ok(Self { apps: vec![Some(App::new(memory, false)?)] })
+        Ok(Self { apps: vec![Some(App::new(memory::arena(memory)?, false))] })
     }
 
     /// Adds an application.
-    pub(super) fn add(&mut self, memory: usize) -> Result<AppId, MemoryError> {
-        let app = App::new(memory, true)?;
+    pub(super) fn add(&mut self, memory: AppMemory) -> AppId {
+        let app = App::new(memory.0, true);
         let free = self.apps.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
             self.apps.push(None);
             self.apps.len() - 1
         });
         self.apps[index] = Some(app);
-        Ok(AppId::at(index))
+        AppId::at(index)
+    }
+
+    /// What an application needs more of.
+    pub(super) fn wanted(&self, app: AppId) -> Option<Wanted> {
+        self.apps.get(app.number() as usize)?.as_deref().filter(|this| this.fed && !this.gone)?.wanted()
+    }
+
+    /// It gets that; or the system has no more.
+    pub(super) fn feed(&mut self, app: AppId, segment: Option<Segment>) {
+        let Some(this) = self.place(app).filter(|this| this.fed) else { return };
+        match segment {
+            Some(segment) if this.arena.wanted().is_some() => this.arena.add(segment),
+            Some(_) => {}
+            // Without more memory connections share what there is.
+            None => this.grown_out = true,
+        }
     }
 
     /// The application is gone; its memory, too, when nothing of it is left. The stack's own process stays.

@@ -13,11 +13,28 @@ const RESERVE_SHARE: usize = 8;
 /// What part of the memory has to be free for what may never be of use.
 const PLENTY: usize = 4;
 
-/// Memory for the FIFOs of an application, of this process or of another one.
-pub(super) fn arena(memory: usize, shared: bool) -> Result<Arena, MemoryError> {
-    let mut arena = if shared { Arena::shared(memory)? } else { Arena::new(memory)? };
+/// Memory for the FIFOs of an application of another process, at most so many bytes.
+#[derive(Debug)]
+pub struct AppMemory(pub(super) Arena);
+
+impl AppMemory {
+    /// Maps and touches up to 64 MiB: some ten milliseconds, so that another thread than the stack's may do it.
+    ///
+    /// # Errors
+    /// When there is not as much memory.
+    pub fn new(memory: usize) -> Result<Self, MemoryError> {
+        Ok(Self(reserved(Arena::shared(memory)?, memory)))
+    }
+}
+
+/// The same for this process.
+pub(super) fn arena(memory: usize) -> Result<Arena, MemoryError> {
+    Ok(reserved(Arena::new(memory)?, memory))
+}
+
+fn reserved(mut arena: Arena, memory: usize) -> Arena {
     arena.reserve(RESERVE.min(memory / LARGE / RESERVE_SHARE));
-    Ok(arena)
+    arena
 }
 
 /// Whether there is memory for what may never be of use: a quarter of all, and what is left of the limit counts. Before more of

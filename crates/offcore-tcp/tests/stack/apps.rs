@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use offcore_tcp::proto::{AppId, CallError, Config, ConnId, Event, Out, Stack};
+use offcore_session::Segment;
+use offcore_tcp::proto::{AppId, AppMemory, CallError, Config, ConnId, Event, Out, Stack};
 
 use crate::host::Host;
 use crate::streams::content;
@@ -34,7 +35,7 @@ fn set_appetite(host: &mut Host, conn: ConnId, appetite: usize) {
 #[test]
 fn each_is_in_its_own_memory() {
     let mut world = world();
-    let apps = [(); 2].map(|()| world.hosts[1].stack.add_app(4 * MEGABYTE).unwrap());
+    let apps = [(); 2].map(|()| world.hosts[1].stack.add_app(AppMemory::new(4 * MEGABYTE).unwrap()));
     let ends: Vec<[ConnId; 2]> = [7, 8]
         .into_iter()
         .zip(apps)
@@ -73,8 +74,10 @@ fn each_is_in_its_own_memory() {
 fn beside_a_hoarder(hoards: bool, apart: bool) -> (u64, usize) {
     let mut world = world();
     let mut apps = || {
-        let other = [0, 1].map(|host: usize| world.hosts[host].stack.add_app(MEGABYTE).unwrap());
-        let greedy = [0, 1].map(|host: usize| world.hosts[host].stack.add_app(MEGABYTE).unwrap());
+        let other =
+            [0, 1].map(|host: usize| world.hosts[host].stack.add_app(AppMemory::new(MEGABYTE).unwrap()));
+        let greedy =
+            [0, 1].map(|host: usize| world.hosts[host].stack.add_app(AppMemory::new(MEGABYTE).unwrap()));
         (other, if apart { greedy } else { other })
     };
     let (other, greedy) = apps();
@@ -114,7 +117,7 @@ fn one_that_is_gone_still_sends() {
     for latency in [0, 200] {
         let mut world = world();
         listen(&mut world.hosts[1], AppId::OWN, 7);
-        let app = world.hosts[0].stack.add_app(4 * MEGABYTE).unwrap();
+        let app = world.hosts[0].stack.add_app(AppMemory::new(4 * MEGABYTE).unwrap());
         let listener = listen(&mut world.hosts[0], app, 9);
         let socket = world.hosts[0].stack.open_datagrams(app, None, 9).unwrap();
         let [here, there] = connect(&mut world, app, 7);
@@ -137,7 +140,7 @@ fn one_that_is_gone_still_sends() {
         assert_eq!(stack.connect(now, app, None, to, out), Err(CallError::NoApp));
         assert_eq!(stack.listen(app, None, 9, 1, false), Err(CallError::NoApp));
         assert_eq!(stack.open_datagrams(app, None, 9), Err(CallError::NoApp));
-        let other = stack.add_app(MEGABYTE).unwrap();
+        let other = stack.add_app(AppMemory::new(MEGABYTE).unwrap());
         assert!(other != app && memory.upgrade().is_some(), "its number is not free, nor is its memory");
         let all = |hosts: &mut [Host; 2]| hosts[1].sessions[&there].received.len() == bytes.len();
         assert!(world.run_until(60 * SECOND, all));
@@ -145,7 +148,7 @@ fn one_that_is_gone_still_sends() {
         world.run(SECOND);
         assert!(memory.upgrade().is_none(), "its memory is unmapped");
         let stack = &mut world.hosts[0].stack;
-        assert_eq!(stack.add_app(MEGABYTE).unwrap(), app, "another one has its number");
+        assert_eq!(stack.add_app(AppMemory::new(MEGABYTE).unwrap()), app, "another one has its number");
         stack.remove_app(AppId::OWN);
         assert!(stack.open_datagrams(AppId::OWN, None, 0).is_ok(), "the stack's own process stays");
     }
@@ -155,14 +158,14 @@ fn one_that_is_gone_still_sends() {
 fn one_with_nothing_open_goes_at_once() {
     let stack = &mut world().hosts[0].stack;
     let before = stack.counts();
-    let app = stack.add_app(4 * MEGABYTE).unwrap();
+    let app = stack.add_app(AppMemory::new(4 * MEGABYTE).unwrap());
     assert_eq!(stack.counts().memory, before.memory + (4 << 20));
     let memory = Arc::downgrade(stack.memory(app));
     stack.remove_app(app);
     assert!(memory.upgrade().is_none());
     assert_eq!(stack.counts(), before);
     stack.remove_app(app);
-    assert_eq!(stack.add_app(MEGABYTE).unwrap(), app);
+    assert_eq!(stack.add_app(AppMemory::new(MEGABYTE).unwrap()), app);
 }
 
 #[test]
@@ -170,7 +173,7 @@ fn a_socket_without_memory_gets_it_later() {
     // Nothing of it is under way, whose end would look for memory.
     let mut world = world();
     let Host { stack, .. } = &mut world.hosts[0];
-    let app = stack.add_app(MEGABYTE).unwrap();
+    let app = stack.add_app(AppMemory::new(MEGABYTE).unwrap());
     let sockets = [(); 5].map(|()| stack.open_datagrams(app, None, 0).unwrap());
     let mut out = Out::default();
     stack.want_room(sockets[4]);
@@ -186,7 +189,7 @@ fn a_socket_without_memory_gets_it_later() {
 fn listeners_share_a_port() {
     let mut world = world();
     let stack = &mut world.hosts[1].stack;
-    let app = stack.add_app(16 * MEGABYTE).unwrap();
+    let app = stack.add_app(AppMemory::new(16 * MEGABYTE).unwrap());
     let mut listeners = [(); 4].map(|()| stack.listen(app, None, 7, 256, true).unwrap()).to_vec();
     assert_eq!(stack.listen(app, None, 7, 256, false), Err(CallError::InUse), "it did not ask for it");
     assert_eq!(stack.listen(AppId::OWN, None, 7, 256, true), Err(CallError::InUse), "it is another's");
@@ -269,12 +272,15 @@ fn connections_begin_where_they_are_bound() {
 #[test]
 fn many_sockets_are_opened_while_memory_grows() {
     let mut stack = Stack::new(Config::default()).unwrap();
-    let app = stack.add_app(256 * MEGABYTE).unwrap();
+    let app = stack.add_app(AppMemory::new(256 * MEGABYTE).unwrap());
     let mut out = Out::default();
     for now in 0..90 {
         for _ in 0..16 {
             assert!(stack.open_datagrams(app, None, 0).is_ok(), "in round {now}");
         }
         stack.timers(now, &mut out);
+        if let Some(wanted) = stack.wanted_memory(app) {
+            stack.add_memory(app, Segment::new(wanted).ok());
+        }
     }
 }

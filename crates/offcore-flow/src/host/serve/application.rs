@@ -36,6 +36,8 @@ pub(super) struct Application {
     free: BinaryHeap<Reverse<u32>>,
     /// Numbers by what the kernel calls the application's end.
     by_cookie: HashMap<u64, u32>,
+    /// More memory is being made for it.
+    pub(super) growing: bool,
     /// Questions that were answered in this round.
     pub(super) questions: usize,
     /// Where the next marks are taken, and the sessions that are to be looked at although they have none: the next one and how
@@ -93,6 +95,7 @@ impl Application {
             sessions: Vec::new(),
             free: BinaryHeap::new(),
             by_cookie: HashMap::new(),
+            growing: false,
             questions: 0,
             marks: 0,
             rest: (0, 0),

@@ -7,6 +7,7 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{UnixCredentials, getsockopt};
 use offcore_session::message::{ASK, Hello, KEY, MOST_DESCRIPTORS, VERSION, Welcome};
 use offcore_session::shared::Shared;
+use offcore_tcp::proto::AppMemory;
 use rustix::event::epoll::EventFlags;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -16,6 +17,7 @@ use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::application::{Application, Process};
+use super::feed::Made;
 use super::key::{Key, Source};
 use super::session::number;
 use super::{APPLICATIONS, APPLICATIONS_OF_USER, Guest, Serve, wire};
@@ -59,7 +61,7 @@ impl Serve {
                 continue;
             }
             self.make_room_for_guest(user);
-            self.guests.push_back(Guest { generation, user, socket });
+            self.guests.push_back(Guest { generation, user, socket, waits: false });
         }
     }
 
@@ -112,9 +114,10 @@ impl Serve {
         let Some(at) = self.guests.iter().position(|guest| guest.generation == key.generation) else {
             return;
         };
-        // What a new application has in memory takes a while: one in a round.
-        if self.attached || self.errands.are_full(self.guests[at].user) {
-            self.look |= self.attached;
+        if self.guests[at].waits {
+            return;
+        }
+        if self.errands.are_full(self.guests[at].user) {
             if !self.talking.contains(&key) {
                 self.talking.push(key);
             }
@@ -149,39 +152,100 @@ impl Serve {
             answer(guest.socket.as_fd(), self.may_attach(&guest.socket).map_or_else(number, |_| 0));
             return self.turn_away(guest);
         }
-        let found = self.find_app(&guest.socket, hello, calls);
-        match found.and_then(|(app, who)| self.admit(app, who, &guest.socket)) {
-            Ok(attached) => self.greet(attached, guest.socket, calls),
-            Err(error) => {
-                self.refuse_process(&guest.socket, calls.now, error);
-                answer(guest.socket.as_fd(), number(error));
-                self.turn_away(guest);
-                // One that was made for it is nobody's.
-                for app in 0..self.apps.len() {
-                    self.end_when_over(app, calls);
+        let found = match hello.version {
+            VERSION => self.may_attach(&guest.socket),
+            _ => Err(Errno::PROTO),
+        };
+        match found {
+            Ok(who) if hello.key == [0; KEY] => self.begin_app(who, guest, calls),
+            Ok(who) => {
+                let app = self.find_app(hello.key, who.uid()).ok_or(Errno::ACCESS);
+                self.enter(app, who, guest, calls);
+            }
+            Err(error) => self.refuse_guest(guest, error, calls),
+        }
+    }
+
+    /// The first process of an application, whose memory is to be made.
+    fn begin_app(&mut self, who: UnixCredentials, guest: Guest, calls: &mut Calls<'_>) {
+        let user = who.uid();
+        let waiting = self.guests.iter().filter(|guest| guest.waits);
+        let (all, same) = (waiting.clone().count(), waiting.filter(|guest| guest.user == user).count());
+        let of_user = self.apps.iter().flatten().filter(|app| app.user == user).count();
+        let full = self.apps.iter().flatten().count() + all >= APPLICATIONS;
+        if full || of_user + same >= APPLICATIONS_OF_USER {
+            return self.refuse_guest(guest, Errno::MFILE, calls);
+        }
+        self.feed.begin(guest.user, guest.generation, self.config.memory, &mut self.errands);
+        self.guests.push_back(Guest { waits: true, ..guest });
+    }
+
+    /// Memory was made, for applications that begin and for those that are there.
+    pub(super) fn memory_comes(&mut self, calls: &mut Calls<'_>) {
+        while let Some(made) = self.feed.next() {
+            match made {
+                Made::More { app, id, segment } => {
+                    if let Some(application) = self.app(app).filter(|app| app.id == id) {
+                        application.growing = false;
+                        calls.stack.add_memory(id, segment);
+                    }
+                }
+                Made::New { user, guest, memory } => {
+                    let at = self.guests.iter().position(|other| other.waits && other.generation == guest);
+                    let Some(guest) = at.and_then(|at| self.guests.remove(at)) else {
+                        self.errands.close(user, memory);
+                        continue;
+                    };
+                    let app = memory.ok_or(Errno::NOMEM).and_then(|memory| self.add_app(user, memory, calls));
+                    match self.may_attach(&guest.socket) {
+                        Ok(who) => self.enter(app, who, guest, calls),
+                        Err(error) => self.refuse_guest(guest, error, calls),
+                    }
                 }
             }
         }
     }
 
-    /// The application that a process belongs to, which may be a new one.
-    fn find_app(
+    /// Has more memory made for an application that is short of it.
+    pub(super) fn ask_for_memory(&mut self, app: usize, calls: &mut Calls<'_>) {
+        let Self { apps, feed, errands, .. } = self;
+        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        if let Some(application) = application.filter(|app| !app.growing)
+            && let Some(wanted) = calls.stack.wanted_memory(application.id)
+        {
+            application.growing = true;
+            feed.go_on(application.user, (app, application.id), wanted, errands);
+        }
+    }
+
+    /// A guest becomes a process of an application.
+    fn enter(
         &mut self,
-        socket: &OwnedFd,
-        hello: &Hello,
+        app: Result<usize, Errno>,
+        who: UnixCredentials,
+        guest: Guest,
         calls: &mut Calls<'_>,
-    ) -> Result<(usize, UnixCredentials), Errno> {
-        if hello.version != VERSION {
-            return Err(Errno::PROTO);
+    ) {
+        match app.and_then(|app| self.admit(app, who, &guest.socket)) {
+            Ok(attached) => self.greet(attached, guest.socket, calls),
+            Err(error) => self.refuse_guest(guest, error, calls),
         }
-        let who = self.may_attach(socket)?;
-        let user = who.uid();
-        if hello.key == [0; KEY] {
-            return Ok((self.add_app(user, calls)?, who));
+    }
+
+    fn refuse_guest(&mut self, guest: Guest, error: Errno, calls: &mut Calls<'_>) {
+        self.refuse_process(&guest.socket, calls.now, error);
+        answer(guest.socket.as_fd(), number(error));
+        self.turn_away(guest);
+        // One that was made for it is nobody's.
+        for app in 0..self.apps.len() {
+            self.end_when_over(app, calls);
         }
-        let known = |app: &Application| app.key == hello.key && app.user == user;
-        let at = self.apps.iter().position(|app| app.as_deref().is_some_and(known));
-        Ok((at.ok_or(Errno::ACCESS)?, who))
+    }
+
+    /// The application of a user that has a key.
+    fn find_app(&self, key: [u8; KEY], user: u32) -> Option<usize> {
+        let known = |app: &Application| app.key == key && app.user == user;
+        self.apps.iter().position(|app| app.as_deref().is_some_and(known))
     }
 
     /// Who is at the other end of a socket, if it is a user that may attach.
@@ -192,14 +256,9 @@ impl Serve {
         if may { Ok(who) } else { Err(Errno::ACCESS) }
     }
 
-    /// A new application.
-    fn add_app(&mut self, user: u32, calls: &mut Calls<'_>) -> Result<usize, Errno> {
+    /// A new application, with its memory.
+    fn add_app(&mut self, user: u32, memory: AppMemory, calls: &mut Calls<'_>) -> Result<usize, Errno> {
         let at = self.apps.iter().position(Option::is_none).unwrap_or(self.apps.len());
-        let same = self.apps.iter().flatten().filter(|app| app.user == user).count();
-        if at >= APPLICATIONS || same >= APPLICATIONS_OF_USER {
-            return Err(Errno::MFILE);
-        }
-        self.attached = true;
         let mut key = [0; KEY];
         if getrandom(&mut key, GetRandomFlags::NONBLOCK)? < KEY {
             return Err(Errno::AGAIN);
@@ -207,7 +266,7 @@ impl Serve {
         let shared = Shared::new().map_err(|_| Errno::NOMEM)?;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         self.watch.add(event.as_fd(), Key::new(Source::Event, at, 0, 0), EventFlags::IN)?;
-        let id = calls.stack.add_app(self.config.memory).map_err(|_| Errno::NOMEM)?;
+        let id = calls.stack.add_app(memory);
         calls.stack.limit_app(id, self.config.connections);
         let memory = Arc::clone(calls.stack.memory(id));
         if at == self.apps.len() {

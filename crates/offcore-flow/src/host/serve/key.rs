@@ -27,9 +27,11 @@ pub(super) enum Source {
     Pipe,
     /// The thread that has an application's listeners of the kernel's.
     Kernel,
+    /// Memory that was made.
+    Memory,
 }
 
-const SOURCES: [Source; 8] = [
+const SOURCES: [Source; 9] = [
     Source::Door,
     Source::Guest,
     Source::Channel,
@@ -38,6 +40,7 @@ const SOURCES: [Source; 8] = [
     Source::End,
     Source::Pipe,
     Source::Kernel,
+    Source::Memory,
 ];
 
 /// Names a descriptor. The generation tells what it is of from what had the number before: an event may be of something
