@@ -295,7 +295,8 @@ impl Serve {
             self.look_at_rest(app, calls);
             self.ask_for_memory(app, calls);
         }
-        let Self { apps, errands, ending, .. } = self;
+        let Self { apps, errands, ending, feed, .. } = self;
+        feed.unmap(errands);
         for acceptor in apps.iter_mut().flatten().filter_map(|app| app.acceptor.as_mut()) {
             acceptor.hurry(calls.now, errands);
         }

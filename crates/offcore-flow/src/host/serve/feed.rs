@@ -1,10 +1,11 @@
-//! Memory of applications. To map and to touch it takes some ten milliseconds, which the thread of its user has.
+//! Memory of applications. To map and to touch it takes some ten milliseconds, to unmap it some, too; the thread of its user has
+//! them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use offcore_session::{Segment, Wanted};
+use offcore_session::{Memory, Segment, Wanted};
 use offcore_tcp::proto::{AppId, AppMemory};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -27,13 +28,15 @@ pub(super) struct Feed {
     to: Sender<Made>,
     /// Tells the worker that something was made.
     told: Arc<OwnedFd>,
+    /// Memory of applications that are gone, by user: the stack may still send from it.
+    left: Vec<(u32, Arc<Memory>)>,
 }
 
 impl Feed {
     pub(super) fn new() -> Result<Self, Errno> {
         let (to, made) = channel();
         let told = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Self { made, to, told })
+        Ok(Self { made, to, told, left: Vec::new() })
     }
 
     /// Has an event when there is something to be [taken](Self::next).
@@ -54,6 +57,18 @@ impl Feed {
     /// Has more made for one that is there.
     pub(super) fn go_on(&self, user: u32, (app, id): (usize, AppId), wanted: Wanted, errands: &mut Errands) {
         self.run(user, errands, move || Made::More { app, id, segment: Segment::new(wanted).ok() });
+    }
+
+    /// The application of this memory is gone.
+    pub(super) fn leave(&mut self, user: u32, memory: Arc<Memory>) {
+        self.left.push((user, memory));
+    }
+
+    /// Has memory unmapped that nobody else holds any more.
+    pub(super) fn unmap(&mut self, errands: &mut Errands) {
+        for (user, memory) in self.left.extract_if(.., |(_, memory)| Arc::strong_count(memory) == 1) {
+            errands.close(user, memory);
+        }
     }
 
     fn run(&self, user: u32, errands: &mut Errands, make: impl FnOnce() -> Made + Send + 'static) {

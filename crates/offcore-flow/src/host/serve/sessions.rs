@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
@@ -358,7 +359,7 @@ impl Serve {
             }
         }
         calls.stack.remove_app(application.id);
-        // Its memory takes a while.
+        self.feed.leave(application.user, Arc::clone(&application.memory));
         self.errands.close(application.user, application);
     }
 }
