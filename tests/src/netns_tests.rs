@@ -1,6 +1,10 @@
 //! Network namespaces that the benchmarks and the end-to-end tests share.
 
+use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
+use std::time::Instant;
+
+use offcore_bench::peer::process::TIMEOUT;
 
 use crate::netns::{Netns, checked};
 use crate::tempdir::unique_name;
@@ -23,6 +27,20 @@ fn a_namespace_comes_and_goes() {
     assert!(netns.run("ip", &["-o", "link", "show", "lo"]).unwrap().contains("UP"));
     drop(netns);
     assert!(!exists(&name));
+}
+
+#[test]
+fn who_is_left_in_a_namespace_is_ended() {
+    let Some(()) = require(&[Need::Root, Need::Ip]) else { return };
+    let netns = Netns::new().unwrap();
+    let mut left = netns.command("sleep").arg("600").spawn().unwrap();
+    let inside = || netns.run("ip", &["netns", "pids", netns.name()]).unwrap();
+    let since = Instant::now();
+    while !inside().lines().any(|pid| pid.trim() == left.id().to_string()) {
+        assert!(since.elapsed() < TIMEOUT);
+    }
+    drop(netns);
+    assert_eq!(left.wait().unwrap().signal(), Some(9));
 }
 
 #[test]

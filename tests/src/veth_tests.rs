@@ -1,14 +1,19 @@
 //! `offcore bench copy --case end-to-end` and `offcore bench tcp --case veth`: that they measure what they say, over
 //! interfaces of their own.
 
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use offcore_bench::copy::veth::{self, Direction, PortKind, VethOptions};
 use offcore_bench::peer::frames::{FrameSink, FrameSource};
+use offcore_bench::peer::process::TIMEOUT;
 use offcore_bench::progress::Progress;
 use offcore_bench::row::Row;
 use offcore_bench::tcp;
 
+use crate::netns::checked;
+use crate::offcore::{Offcore, Signal};
 use crate::{Need, Netns, exclusive, require};
 
 /// The two cores of the test.
@@ -46,6 +51,28 @@ fn every_direction_is_measured() {
     }
     let ports: Vec<_> = rows.iter().filter_map(|row| row.port).collect();
     assert_eq!((&ports[..6], &ports[6..]), (&["af_xdp"; 6][..], &["af_packet"; 6][..]));
+}
+
+#[test]
+fn a_run_that_is_interrupted_leaves_nothing() {
+    let Some(()) = require(&[Need::Root, Need::Ip, Need::Ethtool, Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut bench = Offcore::start(&["bench", "copy", "--case", "end-to-end"]).unwrap();
+        let prefix = format!("oc{}n", bench.id());
+        let exists = || {
+            let namespaces = checked(Command::new("ip").args(["netns", "list"])).unwrap();
+            namespaces.lines().any(|line| line.starts_with(&prefix))
+        };
+        let since = Instant::now();
+        while !exists() {
+            assert!(!bench.has_ended() && since.elapsed() < TIMEOUT);
+        }
+        bench.signal(signal).unwrap();
+        let finished = bench.wait().unwrap();
+        assert_eq!(finished.status.signal(), Some(signal.as_raw()), "{}", finished.stderr);
+        assert!(!exists());
+    }
 }
 
 #[test]

@@ -17,15 +17,21 @@ mod model;
 mod tcp;
 mod vhost;
 
+use std::io::Read;
 use std::ops::RangeInclusive;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use anyhow::{Context, anyhow};
 use clap::{Subcommand, ValueEnum};
+use offcore_bench::peer::leftovers;
 use offcore_bench::row::{Row, SCHEMA};
 use offcore_stats::lcore;
 use serde_json::Value;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::low_level::emulate_default_handler;
 
 use crate::Failure;
 use crate::args::Lcores;
@@ -65,6 +71,7 @@ pub(crate) enum Format {
 }
 
 pub(crate) fn run(command: &BenchCommand, names: &[String]) -> Result<(), Failure> {
+    tidy_on_signals().context("handling signals")?;
     let result = match command {
         BenchCommand::Vhost(args) => vhost::run(args),
         BenchCommand::Copy(args) => copy::run(args),
@@ -77,6 +84,23 @@ pub(crate) fn run(command: &BenchCommand, names: &[String]) -> Result<(), Failur
         Failure::Failed(error) => anyhow!("offcore {}: {}", names.join(" "), told(&error)).into(),
         usage => usage,
     })
+}
+
+/// Ends this process by a signal as usual, but for what it has made outside of it.
+fn tidy_on_signals() -> std::io::Result<()> {
+    let (mut told, tell) = UnixStream::pair()?;
+    let signal_was = Arc::new(AtomicUsize::new(0));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register_usize(signal, Arc::clone(&signal_was), signal as usize)?;
+        signal_hook::low_level::pipe::register(signal, tell.try_clone()?)?;
+    }
+    std::thread::spawn(move || {
+        if told.read_exact(&mut [0]).is_ok() {
+            leftovers::remove_all();
+            let _ = emulate_default_handler(signal_was.load(Ordering::SeqCst) as i32);
+        }
+    });
+    Ok(())
 }
 
 /// Rows on their way out: JSON as soon as one is ready, the rest when all are.

@@ -3,6 +3,7 @@
 //! * [`about`]: what a peer is, in a row,
 //! * `dpdk_lib` (feature `dpdk`): librte_vhost, called from the benchmark's own thread,
 //! * [`frames`]: the kernel itself, as a source and a sink of frames on an interface,
+//! * [`leftovers`]: what a run that is interrupted removes,
 //! * [`netns`]: network namespaces,
 //! * [`ovs`]: Open vSwitch with DPDK, processes of its own,
 //! * [`testpmd`]: dpdk-testpmd, a process of its own, driven over its prompt.
@@ -17,6 +18,7 @@ pub mod variant;
 pub mod about;
 #[allow(unsafe_code)]
 pub mod frames;
+pub mod leftovers;
 pub mod netns;
 pub mod ovs;
 // Starts programs that the kernel ends with this process, which takes a hook between fork and exec.

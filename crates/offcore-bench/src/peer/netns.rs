@@ -5,12 +5,14 @@ use std::os::fd::AsFd;
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use super::leftovers;
 use super::tempdir::unique_name;
 use crate::machine::find_program;
 
-/// A network namespace with its loopback interface up, deleted on drop. Needs root.
+/// A network namespace with its loopback interface up, deleted on drop, and with it whoever is in it. Needs root.
 ///
 /// Its interfaces go with it: a veth or TAP interface in a deleted namespace is deleted, once the last process in
 /// the namespace has ended.
@@ -26,7 +28,7 @@ impl Netns {
     /// When `ip netns add` fails; the text has what it said.
     pub fn new() -> Result<Self> {
         let name = unique_name();
-        ip(&["netns", "add", &name])?;
+        leftovers::make(&name, || ip(&["netns", "add", &name]).map(drop), remove)?;
         let netns = Self { name };
         netns.ip(&["link", "set", "lo", "up"])?;
         Ok(netns)
@@ -189,9 +191,19 @@ pub(crate) fn missing((lcore, other): (usize, Option<usize>), programs: &[(&str,
 
 impl Drop for Netns {
     fn drop(&mut self) {
-        // Nothing to be done about a failure here, and a test that is failing already has its reason.
-        let _ = ip(&["netns", "delete", &self.name]);
+        leftovers::remove(&self.name);
     }
+}
+
+/// Deletes a namespace, and ends who is left in it, such as the workers of a server that was killed.
+fn remove(name: &str) {
+    let pids = ip(&["netns", "pids", name]).unwrap_or_default();
+    let pids = pids.lines().filter_map(|pid| Pid::from_raw(pid.trim().parse().ok()?));
+    for pid in pids.filter(|pid| *pid != getpid()) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+    // Nothing to be done about a failure here, and a test that is failing already has its reason.
+    let _ = ip(&["netns", "delete", name]);
 }
 
 fn ip(args: &[&str]) -> Result<String> {

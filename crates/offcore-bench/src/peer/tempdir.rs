@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
 
+use super::leftovers;
+
 /// A new, empty directory under the system's temporary directory, removed with everything in it on drop.
 ///
 /// Its path is short, so that a socket in it stays below the 107 bytes that a Unix socket's address can hold.
@@ -21,10 +23,11 @@ impl TempDir {
     pub fn new() -> Result<Self> {
         use std::os::unix::fs::DirBuilderExt;
         let path = std::env::temp_dir().join(unique_name());
-        std::fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .with_context(|| format!("cannot make the directory {}", path.display()))?;
+        let make = || {
+            let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
+            made.with_context(|| format!("cannot make the directory {}", path.display()))
+        };
+        leftovers::make(&path.to_string_lossy(), make, remove)?;
         Ok(Self { path })
     }
 
@@ -41,9 +44,13 @@ impl TempDir {
 
 impl Drop for TempDir {
     fn drop(&mut self) {
-        // A directory that somebody else removed, or still fills, is no reason to fail a test that passed.
-        let _ = std::fs::remove_dir_all(&self.path);
+        leftovers::remove(&self.path.to_string_lossy());
     }
+}
+
+fn remove(path: &str) {
+    // A directory that somebody else removed, or still fills, is no reason to fail a test that passed.
+    let _ = std::fs::remove_dir_all(path);
 }
 
 /// A name no other live process uses and this one uses once: `oc`, the process id, `n` and a count.
