@@ -85,7 +85,8 @@ fn rule(text: &str) -> Result<String, String> {
     }
     for port in ports.iter().flat_map(|ports| ports.split(',')) {
         let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
-        is_port.then_some(()).ok_or_else(|| format!("port '{port}': {expected}"))?;
+        let ranges = if port.contains('-') { "; there are no ranges" } else { "" };
+        is_port.then_some(()).ok_or_else(|| format!("port '{port}': {expected}{ranges}"))?;
     }
     Ok(text.into())
 }

@@ -154,6 +154,7 @@ impl FromStr for HostPortArg {
                 _ => rest.push(field),
             }
         }
+        let mut spec = port(&rest.join(","))?;
         if iface.mtu < 1280 && iface.addresses.iter().any(|prefix| prefix.address.is_ipv6()) {
             return Err(format!("mtu={}: expected 1280 or more with an IPv6 address (RFC 8200)", iface.mtu));
         }
@@ -169,7 +170,6 @@ impl FromStr for HostPortArg {
         if let Some(route) = iface.routes.iter().find(|route| !on_link(&iface.addresses, route.gateway)) {
             return Err(format!("gw={}: expected an address of a network that addr= is in", route.gateway));
         }
-        let mut spec = port(&rest.join(","))?;
         // These ports make room for frames of an MTU that they are told.
         if let Some(field) = given_mtu
             && matches!(spec.bare(), PortSpec::Dpdk(_) | PortSpec::VirtioUser(_))

@@ -97,6 +97,11 @@ impl Program {
         for _ in 0..DEEPEST {
             privileges(&path)?;
             match interpreter(&path)? {
+                Some(next) if !next.exists() => {
+                    let missing = format!("its interpreter {} is not there", next.display());
+                    let source = std::io::Error::new(ErrorKind::NotFound, missing);
+                    return Err(ProgramError::Read { path, source });
+                }
                 Some(next) => path = next,
                 None => return check_elf(&path),
             }

@@ -84,7 +84,11 @@ fn programs_that_cannot_be_preloaded() {
     let own = dir.file("loop").display().to_string();
     refused(&executable(&dir, "loop", script(&own).as_bytes()), &["too many interpreters"]);
     refused(&executable(&dir, "none", b"#!\n"), &["#! without a name"]);
-    ends_with(127, &executable(&dir, "gone", script("/nowhere/sh").as_bytes()), &["/nowhere/sh"]);
+    ends_with(
+        127,
+        &executable(&dir, "gone", script("/nowhere/sh").as_bytes()),
+        &["gone: its interpreter /nowhere/sh is not there"],
+    );
 
     ends_with(127, "/nowhere/at/all", &["/nowhere/at/all: no such program"]);
     ends_with(127, &dir.file("text/below").display().to_string(), &["no such program"]);

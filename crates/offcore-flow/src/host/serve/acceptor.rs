@@ -224,7 +224,7 @@ impl Acceptor {
     /// Has the thread accept no longer from what has ended a while ago.
     pub(super) fn hurry(&mut self, now: u64, errands: &mut Errands) {
         self.leaving.retain_mut(|(listener, since)| {
-            if now >= *since + WAIT && !listener.is_closed() {
+            if now >= *since + WAIT && !listener.is_closed() && !errands.are_full(self.user) {
                 *since = now;
                 let listener = Arc::clone(listener);
                 errands.run(self.user, move || listener.shut_down());
