@@ -40,4 +40,19 @@ fn main() {
     assert!(status.success(), "{cargo:?}: {status}");
     let library = out.join("preload/liboffcore_preload.so");
     println!("cargo::rustc-env=OFFCORE_PRELOAD={}", library.display());
+    name_commit();
+}
+
+/// Has benchmarks say which commit they are of, where this is a clone.
+fn name_commit() {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;
+        Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
+        println!("cargo::rerun-if-changed={log}");
+    }
+    if let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) {
+        println!("cargo::rustc-env=OFFCORE_COMMIT={commit}");
+    }
 }

@@ -93,11 +93,11 @@ pub struct Options {
 
 impl Options {
     /// How long a cell is measured.
-    fn schedule(&self, load: Load) -> Schedule {
+    fn schedule(&self, load: Load, segment: usize) -> Schedule {
         let cold = load.temperature == Temperature::Cold;
         let blocks = if cold { self.blocks.div_ceil(2) } else { self.blocks };
         // What is counted is segments, or requests of which each has many.
-        let segments = if self.asks { load.chunk.div_ceil(SEGMENT) } else { 1 };
+        let segments = if self.asks { load.chunk.div_ceil(segment) } else { 1 };
         Schedule { blocks, bursts: self.bursts.div_ceil(segments), limit: self.timeout, fewest: FEWEST }
     }
 
@@ -118,7 +118,7 @@ impl Options {
 
     /// Blocks of all wires, those of a cell counted so often.
     fn steps(&self, often: usize) -> usize {
-        let blocks: usize = self.loads().iter().map(|load| self.schedule(*load).blocks).sum();
+        let blocks: usize = self.loads().iter().map(|load| self.schedule(*load, SEGMENT).blocks).sum();
         self.wires().count() * blocks * often
     }
 }
@@ -179,11 +179,12 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
                 link.set(load);
                 cell.add(link);
             }
-            cell.measure(options.schedule(load), &rig.other, &mut rig.clock, progress)
+            let schedule = options.schedule(load, segment);
+            cell.measure(schedule, &rig.other, &mut rig.clock, progress)
                 .with_context(|| format!("{side}, {temperature}, chunks of {chunk} bytes"))?;
             for mut row in rows(&cell, traffic, load) {
                 row.set_noise(noise);
-                emit(Row { pages, bursts_per_turn: Some(options.bursts), ..row });
+                emit(Row { pages, bursts_per_turn: Some(schedule.bursts), ..row });
             }
         }
     }
@@ -199,7 +200,11 @@ fn rows(cell: &Alternating<&mut Link>, traffic: Traffic, load: Load) -> Vec<Row>
         let setup = link.setup;
         let mut row = row(setup, traffic, load, (blocks, cell.steadiness()), link.moved());
         if let Some(ns) = link.engine_ns_per_copy() {
-            row.set_engine(ns, 1.0);
+            // A copy for each segment; a request has several.
+            let moved = link.moved();
+            let units =
+                if traffic.asks { moved.bytes as f64 / load.chunk as f64 } else { moved.segments as f64 };
+            row.set_engine(ns, moved.segments as f64 / units.max(1.0));
         }
         row.copy_routine = link.copy_routine();
         row.share_copy = link.copy_share();

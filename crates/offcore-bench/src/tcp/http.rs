@@ -9,9 +9,11 @@
 //! ```
 //! Both have pairs of their own, made alike, with segmentation and checksums left open on both ends. Windows alternate. wrk
 //! counts answers and bytes; how long an answer has to be says another client, which is slow, has connections of its own and
-//! compares every byte. An answer that never comes is noticed on these; wrk forgets it.
+//! compares every byte. An answer that never comes is noticed on these; wrk forgets it, so that before anything is counted the
+//! kernel is asked whether each of wrk's connections has had one.
 //!
-//! What a request costs is what processes used, by `/proc`: nginx and, of ours, the stack; and wrk. The kernel does what it
+//! What a request costs is what processes used, by `/proc`: nginx and, of ours, the stack; and the clients. What others used of
+//! the two cores is known, too: a pair of windows in which that is much is made anew. The kernel does what it
 //! receives on the core that transmits, which over veth is the other end's: so what counts is the sum. (Where the kernel keeps
 //! the time of interrupts apart, `CONFIG_IRQ_TIME_ACCOUNTING`, it is in nobody's.)
 //!
@@ -45,7 +47,10 @@ pub const CONNECTIONS: usize = 64;
 /// What it is tried with besides.
 const MANY: usize = 1000;
 /// Programs that it takes, with their packages.
-const PROGRAMS: [(&str, &str); 3] = [("nginx", "nginx"), ("wrk", "wrk"), ("taskset", "util-linux")];
+const PROGRAMS: [(&str, &str); 4] =
+    [("nginx", "nginx"), ("wrk", "wrk"), ("taskset", "util-linux"), ("ss", "iproute2")];
+/// What part of a core others may use in a window.
+const OTHERS: f64 = 0.05;
 
 named! {
     /// How files are asked for and sent.
@@ -103,6 +108,15 @@ pub fn run(options: &HttpOptions, progress: &Progress, emit: &mut dyn FnMut(Row)
     pair(("ours", "10.77.0.1/24"), &ours, &far, true)?;
     pair(("theirs", "10.78.0.1/24"), &theirs, &far, true)?;
     theirs.configure("theirs0", "10.78.0.2/24")?;
+    // The kernel's stack has what this machine has otherwise; ours has CUBIC.
+    for (netns, interface, network, address) in [
+        (&theirs, "theirs0", "10.78.0.0/24", "10.78.0.2"),
+        (&far, "theirs1", "10.78.0.0/24", "10.78.0.1"),
+        (&far, "ours1", "10.77.0.0/24", "10.77.0.1"),
+    ] {
+        netns.ip(&["route", "change", network, "dev", interface, "src", address, "congctl", "cubic"])?;
+    }
+    let version = server::version()?;
     let dir = TempDir::new()?;
     let site = Site::new(&dir, options.lcore, &far)?;
     let ours = Server::ours(&site, &ours, &options.binary)?;
@@ -112,10 +126,11 @@ pub fn run(options: &HttpOptions, progress: &Progress, emit: &mut dyn FnMut(Row)
     for cell in cells {
         progress.say(&format!("http, {cell}"));
         let load = Load::new(cell, &site, &dir, (&far, other_lcore), options.window)?;
-        emit(
-            cell.measure(&load, [&ours, &theirs], options.pairs, progress)
-                .with_context(|| cell.to_string())?,
-        );
+        let mut row = cell
+            .measure(&load, [&ours, &theirs], options.pairs, progress)
+            .with_context(|| cell.to_string())?;
+        row.about_peer.peer_version = Some(version.clone());
+        emit(row);
     }
     progress.end();
     Ok(())
@@ -140,15 +155,17 @@ impl fmt::Display for Cell {
 struct Window {
     requests: u64,
     seconds: f64,
-    /// Latency in microseconds: half of all requests took no longer, 99 of 100.
+    /// Latency in microseconds: half of wrk's requests took no longer, 99 of 100.
     p50: f64,
     p99: f64,
     /// Seconds of the server's processes.
     server: f64,
-    /// Seconds of wrk.
+    /// Seconds of wrk and of the client that compares.
     client: f64,
-    /// Answers that were compared, byte by byte.
+    /// Answers that were compared, byte by byte. They are not among `requests`.
     compared: u64,
+    /// What part of either core others used, the larger one.
+    others: f64,
 }
 
 impl Window {
@@ -157,17 +174,22 @@ impl Window {
         self.requests as f64 / self.seconds / 1e6
     }
 
+    /// Answers to both clients.
+    fn answers(&self) -> u64 {
+        self.requests + self.compared
+    }
+
     /// Microseconds of the server for a request.
     fn cost(&self) -> f64 {
-        self.server * 1e6 / self.requests.max(1) as f64
+        self.server * 1e6 / self.answers().max(1) as f64
     }
 
-    /// The same of server and client.
+    /// The same of server and clients.
     fn both_cost(&self) -> f64 {
-        self.cost() + self.client * 1e6 / self.requests.max(1) as f64
+        self.cost() + self.client * 1e6 / self.answers().max(1) as f64
     }
 
-    /// What part of the time wrk used its core.
+    /// What part of the time the clients used their core.
     fn far_busy(&self) -> f64 {
         self.client / self.seconds
     }
@@ -191,18 +213,26 @@ impl Cell {
         progress: &Progress,
     ) -> Result<Row> {
         let mut windows = [Vec::new(), Vec::new()];
-        // Files are read once, and windows opened.
+        let (mut rejected, mut unsteady) = (0, 0);
         for server in servers {
-            load.window(server)?;
+            load.first(server)?;
         }
-        for pair in 0..pairs {
-            for turn in [pair % 2, 1 - pair % 2] {
-                windows[turn].push(load.window(servers[turn])?);
+        while windows[0].len() < pairs {
+            let pair = windows[0].len();
+            let first = load.window(servers[pair % 2])?;
+            let second = load.window(servers[1 - pair % 2])?;
+            let disturbed = first.others.max(second.others) > OTHERS;
+            if disturbed && rejected < pairs {
+                rejected += 1;
+                continue;
             }
+            unsteady += usize::from(disturbed);
+            windows[pair % 2].push(first);
+            windows[1 - pair % 2].push(second);
             progress.step();
         }
         let [ours, theirs] = &windows;
-        Ok(self.row(ours, theirs))
+        Ok(Row { rejected, unsteady, ..self.row(ours, theirs) })
     }
 
     fn row(self, ours: &[Window], theirs: &[Window]) -> Row {
@@ -227,9 +257,11 @@ impl Cell {
             peer: Some("kernel".into()),
             ..Row::default()
         };
-        row.set_rate(Spread::of(&our_rates), tsc::hz());
-        row.unit = "million_requests_per_s";
-        row.received = ours.iter().map(|window| window.requests).sum();
+        let rates = Spread::of(&our_rates);
+        (row.metric, row.unit, row.tsc_hz) = ("rate", "million_requests_per_s", tsc::hz());
+        (row.runs, row.min, row.median, row.max) = (rates.runs, rates.min, rates.median, rates.max);
+        row.payload_gbps = Some(rates.median * self.size as f64 * 8.0 / 1e3);
+        row.received = ours.iter().map(Window::answers).sum();
         row.verified = ours.iter().map(|window| window.compared).sum();
         row.peer_median = Some(Spread::of(&their_rates).median);
         row.peer_ratio = ratio.map(|ratio| ratio.median);
@@ -257,15 +289,16 @@ mod tests {
     #[test]
     fn rows_say_who_answers_faster_and_at_what_cost() {
         let ours = Window {
-            requests: 30_000,
+            requests: 30_000 - 10,
             seconds: 2.0,
             p50: 1500.0,
             p99: 9000.0,
             server: 0.9,
             client: 0.5,
-            compared: 7,
+            compared: 10,
+            others: 0.0,
         };
-        let theirs = Window { requests: 20_000, server: 1.0, client: 0.4, compared: 9, ..ours };
+        let theirs = Window { requests: 20_000 - 10, server: 1.0, client: 0.4, ..ours };
         let row = Cell::all()[0].row(&[ours; 4], &[theirs; 4]);
         let near = |a: Option<f64>, b: f64| assert!((a.unwrap() / b - 1.0).abs() < 1e-9, "{a:?} {b}");
         near(row.peer_ratio, 1.5);

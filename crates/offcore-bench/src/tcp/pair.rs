@@ -55,7 +55,7 @@ pub(super) fn measure(
             let what = format!("{}, {temperature}, chunks of {chunk} bytes", wanted[0].1.side);
             progress.say(&format!("tcp, two links, {what}"));
             pair.turns.renew().for_each(|link| link.borrow_mut().set(load));
-            let schedule = options.schedule(load).part_of(PARTS);
+            let schedule = options.schedule(load, wanted[0].1.segment).part_of(PARTS);
             pair.turns.measure(schedule, &rig.other, &mut rig.clock, progress).context(what)?;
             for (sum, link) in pair.moved.iter_mut().zip(&links) {
                 *sum += link.borrow().moved();

@@ -135,28 +135,30 @@ pub(crate) enum Checksum {
 pub(crate) fn run(args: &TcpBenchArgs) -> Result<(), Failure> {
     let measured = cases(args).map_err(Failure::Usage)?;
     let mut rows = Rows::new(args.bench.format);
-    for (case, options) in measured {
-        let run = match case {
-            Case::CoreCost | Case::Requests => tcp::run,
-            Case::Idle => idle::run,
-            Case::OpenClose => open_close::run,
-            Case::Veth => {
-                let Options { sides, hugepages, lcore, other_lcore, .. } = options;
-                let quick = VethOptions::new(args.bench.quick, lcore, other_lcore);
-                let options = VethOptions { sides, hugepages, ..quick };
-                veth::run(&options, &Progress::visible(), &mut |row| rows.push(row))?;
-                continue;
-            }
-            Case::Http => {
-                let program = std::env::current_exe().context("this program")?;
-                let options = HttpOptions::new(args.bench.quick, program, options.lcore, options.other_lcore);
-                http::run(&options, &Progress::visible(), &mut |row| rows.push(row))?;
-                continue;
-            }
-        };
-        run(&options, &Progress::visible(), &mut |row| rows.push(row))?;
+    let run = measured.into_iter().try_for_each(|(case, options)| measure(args, case, options, &mut rows));
+    // What was measured before something went wrong is told.
+    rows.finish(None, |_, _| Ok(()), table)?;
+    Ok(run?)
+}
+
+fn measure(args: &TcpBenchArgs, case: Case, options: Options, rows: &mut Rows) -> anyhow::Result<()> {
+    let (progress, quick) = (Progress::visible(), args.bench.quick);
+    let emit = &mut |row| rows.push(row);
+    match case {
+        Case::CoreCost | Case::Requests => tcp::run(&options, &progress, emit),
+        Case::Idle => idle::run(&options, &progress, emit),
+        Case::OpenClose => open_close::run(&options, &progress, emit),
+        Case::Veth => {
+            let Options { sides, hugepages, lcore, other_lcore, .. } = options;
+            let options = VethOptions { sides, hugepages, ..VethOptions::new(quick, lcore, other_lcore) };
+            veth::run(&options, &progress, emit)
+        }
+        Case::Http => {
+            let program = std::env::current_exe().context("this program")?;
+            let options = HttpOptions::new(quick, program, options.lcore, options.other_lcore);
+            http::run(&options, &progress, emit)
+        }
     }
-    Ok(rows.finish(None, |_, _| Ok(()), table)?)
 }
 
 /// The cases, each with what is measured in it.

@@ -6,22 +6,50 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
-use super::server::{Server, Site};
+use super::server::{Server, Site, seconds_of, ticks};
 use super::{Cell, How, Window};
+use crate::machine::CoreTime;
 use crate::peer::netns::{Netns, checked};
 use crate::peer::tempdir::TempDir;
 use crate::tcp::link::STALLED;
 
-/// Has wrk say in one line what it knows.
-const SCRIPT: &str = "\
+/// Has wrk say in one line what it knows, behind the number of its connections.
+///
+/// It makes up latencies of requests that it would have sent while it waited for an answer (`stats_correct` in its stats.c).
+/// Those are taken out again: from the longest latency down, what is left of each count is what was measured.
+const SCRIPT: &str = "
 done = function(summary, latency, requests)
+  local stat = io.open('/proc/self/stat'):read('*a'):match('%) (.*)')
+  local fields, counts, values, measured = {}, {}, {}, 0
+  for field in stat:gmatch('%S+') do fields[#fields + 1] = field end
+  for i = 1, #latency do
+    local value, count = latency(i)
+    values[i], counts[value], measured = value, count, measured + count
+  end
+  local each = math.floor(summary.requests / connections)
+  local usual = each > 0 and math.floor(summary.duration / each) or math.huge
+  for i = #values, 1, -1 do
+    local value = values[i] - usual
+    while value > usual do
+      counts[value], measured = (counts[value] or 0) - counts[values[i]], measured - counts[values[i]]
+      value = value - usual
+    end
+  end
+  local percentile = function(share)
+    local rank, sum = math.floor(share * measured + 0.5), 0
+    for i = 1, #values do
+      sum = sum + counts[values[i]]
+      if sum >= rank then return values[i] end
+    end
+    return 0
+  end
   local e = summary.errors
-  io.write(string.format(\"wrk %d %d %d %d %d %d %d %d %d %d\\n\", summary.duration, summary.requests, summary.bytes,
-    e.connect, e.read, e.write, e.status, e.timeout, latency:percentile(50), latency:percentile(99)))
+  io.write(string.format('wrk %d %d %d %d %d %d %d %d %d %d %d %d\\n', summary.duration, summary.requests, summary.bytes,
+    e.connect, e.read, e.write, e.status, e.timeout, fields[12] + fields[13], measured, percentile(0.5), percentile(0.99)))
 end
 ";
 /// A client's rest between two rounds of requests, and its connections.
@@ -51,7 +79,8 @@ impl<'a> Load<'a> {
         seconds: u64,
     ) -> Result<Self> {
         let script = dir.file("wrk.lua");
-        fs::write(&script, SCRIPT).context("wrk's script")?;
+        let text = format!("local connections = {}\n{SCRIPT}", cell.connections);
+        fs::write(&script, text).context("wrk's script")?;
         let place = match cell.how {
             How::Read => "/read",
             How::NoPush => "/nopush",
@@ -60,13 +89,47 @@ impl<'a> Load<'a> {
         Ok(Self { cell, place, content: site.content(cell.size), script, far, lcore, seconds })
     }
 
+    /// The first seconds of requests to `server`, which are not counted: files are read, and every connection is served.
+    ///
+    /// # Errors
+    /// As [`Load::window`], and when a connection is not.
+    pub(super) fn first(&self, server: &Server) -> Result<()> {
+        let over = AtomicBool::new(false);
+        let served = thread::scope(|scope| {
+            let watcher = scope.spawn(|| self.watch(server, &over));
+            let window = self.window(server);
+            over.store(true, Ordering::Relaxed);
+            window.and(watcher.join().map_err(|_| anyhow!("a watcher has panicked"))?)
+        })?;
+        let Cell { connections, .. } = self.cell;
+        ensure!(served >= connections, "{served} of {connections} connections had an answer");
+        Ok(())
+    }
+
+    /// How many of wrk's connections were seen to have had an answer: at most of all looks at them.
+    fn watch(&self, server: &Server, over: &AtomicBool) -> Result<usize> {
+        // Those that are closed after each answer are seldom there, and wrk counts all of them.
+        let (connections, mut most) = (self.cell.connections, 0);
+        if self.cell.how == How::Close {
+            return Ok(connections);
+        }
+        while !over.load(Ordering::Relaxed) && most < connections {
+            thread::sleep(REST);
+            let filter = ["-tinHO", "state", "established", "dst", &server.address.to_string()];
+            let sockets = self.far.run("ss", &filter)?;
+            most = most.max(sockets.lines().filter(|line| line.contains(" bytes_received:")).count());
+        }
+        Ok(most)
+    }
+
     /// So many seconds of requests to `server`.
     ///
     /// # Errors
     /// When one is not answered, or an answer is another one.
     pub(super) fn window(&self, server: &Server) -> Result<Window> {
         let over = AtomicBool::new(false);
-        let (used, before) = (server.used()?, reaped()?);
+        let times = || -> Result<_> { Ok([CoreTime::of(server.lcore)?, CoreTime::of(self.lcore)?]) };
+        let (used, before, since) = (server.used()?, times()?, Instant::now());
         let (said, compared) = thread::scope(|scope| {
             let client = scope.spawn(|| self.far.within(|| self.compare(server.address, &over)));
             let said = self.wrk(server.address);
@@ -74,10 +137,16 @@ impl<'a> Load<'a> {
             let compared = client.join().map_err(|_| anyhow!("a client has panicked"))?;
             Ok::<_, anyhow::Error>((said, compared))
         })?;
-        let (server_used, client) = (server.used()? - used, reaped()? - before);
-        let (compared, answer) = compared.with_context(|| format!("a client\n{}", server.tail()))?;
-        let window = self.read(&said.with_context(|| server.tail())?, answer)?;
-        Ok(Window { server: server_used, client, compared, ..window })
+        let (seconds, after, used) = (since.elapsed().as_secs_f64(), times()?, server.used()? - used);
+        let compared = compared.with_context(|| format!("a client\n{}", server.tail()))?;
+        let window = self.read(&said.with_context(|| server.tail())?, &compared)?;
+        let others = |core: usize, ours: f64| {
+            let of = |time: &CoreTime| time.busy + time.stolen;
+            seconds_of(of(&after[core]).saturating_sub(of(&before[core]))) - ours
+        };
+        // What wrk makes of its figures afterwards is nobody's, and after all that is measured.
+        let others = others(0, used).max(others(1, window.client)) / seconds;
+        Ok(Window { server: used, others, ..window })
     }
 
     fn wrk(&self, address: SocketAddr) -> Result<String> {
@@ -91,11 +160,13 @@ impl<'a> Load<'a> {
         checked(wrk.arg(format!("http://{address}{}/wrk-{}", self.place, self.cell.size)))
     }
 
-    /// What wrk's line says. `answer` is how long an answer is, with its head.
-    fn read(&self, said: &str, answer: usize) -> Result<Window> {
+    /// What wrk's line says, and the other client.
+    fn read(&self, said: &str, compared: &Compared) -> Result<Window> {
         let line = said.lines().find_map(|line| line.strip_prefix("wrk ")).unwrap_or_default();
         let words: Vec<u64> = line.split(' ').map_while(|word| word.parse().ok()).collect();
-        let &[micros, requests, bytes, connect, read, write, status, timeout, p50, p99] = &words[..] else {
+        let &[micros, requests, bytes, connect, read, write, status, timeout, ticks, measured, p50, p99] =
+            &words[..]
+        else {
             return Err(anyhow!("wrk said no numbers:\n{said}"));
         };
         let errors = [connect, read, write, status, timeout];
@@ -104,20 +175,29 @@ impl<'a> Load<'a> {
             "errors of wrk (connect, read, write, status, timeout): {errors:?}\n{said}"
         );
         ensure!(requests > 0, "no request was answered");
+        ensure!(measured == requests, "wrk has {measured} latencies of {requests} requests\n{said}");
         // Those that were under way at the end are in part.
         let (least, most) = (requests, requests + self.cell.connections as u64);
-        let [least, most] = [least, most].map(|answers| answers * answer as u64);
+        let [least, most] = [least, most].map(|answers| answers * compared.len as u64);
         ensure!(
             (least..=most).contains(&bytes),
-            "{requests} answers of {answer} bytes are {bytes} bytes, expected {least} to {most}"
+            "{requests} answers of {} bytes are {bytes} bytes, expected {least} to {most}",
+            compared.len
         );
-        let (seconds, p50, p99) = (micros as f64 / 1e6, p50 as f64, p99 as f64);
-        Ok(Window { requests, seconds, p50, p99, server: 0.0, client: 0.0, compared: 0 })
+        Ok(Window {
+            requests,
+            seconds: micros as f64 / 1e6,
+            p50: p50 as f64,
+            p99: p99 as f64,
+            server: 0.0,
+            client: seconds_of(ticks) + compared.seconds,
+            compared: compared.answers,
+            others: 0.0,
+        })
     }
 
-    /// Asks on some connections now and then, and compares every byte, until it is over. How many answers, and how long one is
-    /// with its head.
-    fn compare(&self, address: SocketAddr, over: &AtomicBool) -> Result<(u64, usize)> {
+    /// Asks on some connections now and then, and compares every byte, until it is over.
+    fn compare(&self, address: SocketAddr, over: &AtomicBool) -> Result<Compared> {
         offcore_stats::lcore::pin(self.lcore)?;
         let (mut compared, mut len, mut kept) = (0, 0, Vec::new());
         while !over.load(Ordering::Relaxed) || compared == 0 {
@@ -135,7 +215,7 @@ impl<'a> Load<'a> {
             }
             thread::sleep(REST);
         }
-        Ok((compared, len))
+        Ok(Compared { answers: compared, len, seconds: seconds_of(ticks("thread-self")?) })
     }
 
     fn ask(&self, stream: &mut TcpStream) -> Result<()> {
@@ -165,13 +245,14 @@ impl<'a> Load<'a> {
     }
 }
 
-/// Seconds of this process's children that have ended: of wrk, while nothing else ends.
-fn reaped() -> Result<f64> {
-    let text = fs::read_to_string("/proc/self/stat").context("/proc/self/stat")?;
-    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
-    // cutime and cstime (proc_pid_stat(5)).
-    let ticks: u64 = fields.skip(13).take(2).map_while(|field| field.parse::<u64>().ok()).sum();
-    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+/// What the client that compares has done.
+#[derive(Clone, Copy, Debug)]
+struct Compared {
+    answers: u64,
+    /// Bytes of an answer, with its head.
+    len: usize,
+    /// What that took of its core.
+    seconds: f64,
 }
 
 fn connect(address: SocketAddr) -> Result<TcpStream> {

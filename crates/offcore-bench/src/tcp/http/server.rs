@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use offcore_stats::SplitMix;
+use rustix::process::Signal;
 
 use super::SIZES;
 use crate::machine::find_program;
@@ -76,10 +77,21 @@ impl<'a> Site<'a> {
     }
 }
 
+/// What the peer is: the kernel, its congestion control, and the same nginx as ours.
+pub(super) fn version() -> Result<String> {
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("the kernel's version")?;
+    let nginx = find_program("nginx").context("there is no nginx")?;
+    let said = Command::new(nginx).arg("-v").output().context("nginx -v")?;
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    let nginx = said.trim().trim_start_matches("nginx version: ");
+    Ok(format!("Linux {}, cubic, {nginx}", kernel.trim()))
+}
+
 /// A running server.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) address: SocketAddr,
+    pub(super) lcore: usize,
     nginx: Process,
     stack: Option<Process>,
 }
@@ -117,7 +129,8 @@ impl Server {
         let nginx = find_program("nginx").context("there is no nginx")?;
         command.arg(nginx).args(["-c", &site.configure(name)?]);
         let nginx = Process::spawn(&format!("nginx, {name}"), command)?;
-        let mut server = Self { address: SocketAddr::new(address.parse()?, PORT), nginx, stack };
+        let address = SocketAddr::new(address.parse()?, PORT);
+        let mut server = Self { address, lcore: site.lcore, nginx, stack };
         site.far.within(|| server.wait())?;
         Ok(server)
     }
@@ -141,7 +154,7 @@ impl Server {
         let workers = children.split_whitespace().map(str::to_owned);
         let stack = self.stack.iter().map(|stack| stack.id().to_string());
         let ticks: Result<u64> = workers.chain(stack).map(|process| ticks(&process)).sum();
-        Ok(ticks? as f64 / rustix::param::clock_ticks_per_second() as f64)
+        Ok(seconds_of(ticks?))
     }
 
     /// What it has printed, for errors.
@@ -150,10 +163,23 @@ impl Server {
     }
 }
 
-/// Ticks of the kernel's clock that a process has used, its own and the kernel's for it (proc_pid_stat(5)).
-fn ticks(process: &str) -> Result<u64> {
+impl Drop for Server {
+    /// Ends nginx as it wants to be ended, with its workers.
+    fn drop(&mut self) {
+        let _ = self.nginx.signal(Signal::TERM);
+        let _ = self.nginx.exit_status(TIMEOUT);
+    }
+}
+
+/// Seconds of ticks of the kernel's clock.
+pub(super) fn seconds_of(ticks: u64) -> f64 {
+    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+/// Ticks of the kernel's clock that a process, or this thread (`thread-self`), has used, its own and the kernel's for it (proc_pid_stat(5)).
+pub(super) fn ticks(process: &str) -> Result<u64> {
     let path = format!("/proc/{process}/stat");
-    let text = fs::read_to_string(&path).with_context(|| format!("{path}: a server's process has ended"))?;
+    let text = fs::read_to_string(&path).with_context(|| format!("{path}: a process has ended"))?;
     // The name is in brackets, and may have any characters.
     let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
     let used: Vec<u64> = fields.skip(11).take(2).map_while(|field| field.parse().ok()).collect();

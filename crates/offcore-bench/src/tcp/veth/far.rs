@@ -1,6 +1,5 @@
 //! The far end of the streams, the kernel's TCP, and what is counted meanwhile.
 
-use std::fs;
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -12,6 +11,7 @@ use offcore_stats::{lcore, tsc};
 use super::Window;
 use super::hosts::Near;
 use super::stream::{Phase, SETTLE, bound_waits, read, write};
+use crate::machine::CoreTime;
 use crate::peer::netns::Netns;
 use crate::tcp::link::{STALLED, Side};
 
@@ -67,29 +67,17 @@ impl Far<'_> {
         }
         thread::sleep(SETTLE);
         let read = || counted.load(Ordering::Relaxed);
-        let busy = || Ok::<_, anyhow::Error>([busy(self.near_lcore)?, busy(self.lcore)?]);
+        let times = || Ok::<_, anyhow::Error>([CoreTime::of(self.near_lcore)?, CoreTime::of(self.lcore)?]);
         phase.count();
-        let (ticks, bytes, before) = (tsc::now(), read(), busy()?);
+        let (ticks, bytes, before) = (tsc::now(), read(), times()?);
         thread::sleep(length);
-        let (ticks, bytes, after) = (tsc::now() - ticks, read() - bytes, busy()?);
+        let (ticks, bytes, after) = (tsc::now() - ticks, read() - bytes, times()?);
         ensure!(bytes > 0, "nothing has moved in {length:?}");
         let share = |core: usize| {
-            let [busy, all] = [0, 1].map(|i| after[core][i].saturating_sub(before[core][i]) as f64);
-            busy / all.max(1.0)
+            let of =
+                |time: fn(&CoreTime) -> u64| time(&after[core]).saturating_sub(time(&before[core])) as f64;
+            of(|time| time.busy) / of(|time| time.all).max(1.0)
         };
         Ok(Window { bytes, ticks, busy: share(0), far_busy: share(1) })
     }
-}
-
-/// Ticks of the kernel's clock that a core was busy, and all of them (proc_stat(5)).
-fn busy(lcore: usize) -> Result<[u64; 2]> {
-    let text = fs::read_to_string("/proc/stat").context("/proc/stat")?;
-    let name = format!("cpu{lcore} ");
-    let line = text.lines().find_map(|line| line.strip_prefix(&name));
-    let line = line.with_context(|| format!("/proc/stat has no {name}"))?;
-    let fields: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();
-    // user nice system idle iowait irq softirq; time that the machine did not have is nobody's.
-    ensure!(fields.len() >= 7, "/proc/stat: {line:?}");
-    let all: u64 = fields[..7].iter().sum();
-    Ok([all - fields[3] - fields[4], all])
 }

@@ -259,7 +259,7 @@ fn http(rows: &[&Row]) -> String {
             row.case.strip_prefix("http ").unwrap_or(&row.case).into(),
             or_dash(row.chunk.map(kib)),
             or_dash(row.connections),
-            format!("{:.0}", row.median * 1e6),
+            format!("{:.0}{}", row.median * 1e6, if row.unsteady > 0 { "!" } else { "" }),
             digits(row.peer_median.map(|rate| rate * 1e6), 0),
             ratio,
             noise(row, row.peer_ratio),
@@ -288,9 +288,10 @@ fn http(rows: &[&Row]) -> String {
             tcp_nopush), or reads and writes it (read); close: a connection for each request. Ratio: median of the ratios of\n\
             paired windows, and its lower bound at 90 %; ?: inside of the noise. us: what nginx and the stack used for a\n\
             request, by /proc; both: with wrk, which is what counts: a kernel receives on the core that transmits. wrk: what\n\
-            part of its core it used; bound: more than 90 %. Compared: answers of our windows whose bytes were, by a client of\n\
-            eight connections beside wrk; of all others how long they are together. The kernel sends files, and passes packets\n\
-            over veth, by reference; ours are copied to the FIFO, to packets and by the port.\n"
+            part of its core it used; bound: more than 90 %. !: others used more than 5 % of a core. Compared: answers of our\n\
+            windows whose bytes were, by a client of eight connections beside wrk; of wrk's how long they are together. The\n\
+            kernel sends files, and passes packets over veth, by reference; ours are copied to the FIFO, to packets and by the\n\
+            port.\n"
 }
 
 /// What both cores have of a sum.
