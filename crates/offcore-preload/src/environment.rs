@@ -3,7 +3,7 @@
 //! | variable | what |
 //! |---|---|
 //! | `OFFCORE_STACK` | path of the stack's socket |
-//! | `OFFCORE_KEY` | 32 hexadecimal digits: the application, zeros as long as there is none |
+//! | `OFFCORE_KEY` | 32 hexadecimal digits: the application of this program and of all that it starts |
 //! | `OFFCORE_ONLY` | what goes to the stack: see [`crate::rules`] |
 //! | `OFFCORE_EXPLAIN` | device and inode of the file that is told where sockets go: see [`crate::explain`] |
 //! | `LD_PRELOAD` | this library |

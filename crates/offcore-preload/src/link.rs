@@ -1,15 +1,15 @@
 //! The process's link to the stack: its socket, the pages that both sides share, and the segments.
 //!
 //! A process links itself when it first needs the stack. A forked child has its parent's descriptors and mappings, but must
-//! not be taken for its parent: the page that says who this process is, is zeros in a child, and the child introduces itself
-//! over the socket that it has inherited. That works where it could not connect any more, after a change of user or root; but
+//! not be taken for its parent: the page that says who this process is, is zeros in a child, and the child asks for a socket of
+//! its own over the one that it has inherited. That works where it could not connect any more, after a change of user or root; but
 //! not in a sandbox, so that it is done at once ([`forked`]) where it has sessions.
 
 mod exchange;
 
 use core::ffi::c_int;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use offcore_session::control::{Control, Owner, Processes};
 use offcore_session::message::{Answer, Call, Question};
@@ -44,6 +44,8 @@ static CONTROL: AtomicPtr<Control> = AtomicPtr::new(ptr::null_mut());
 static PROCESSES: AtomicPtr<Processes> = AtomicPtr::new(ptr::null_mut());
 /// The stack's process, as this one sees it.
 static STACK: AtomicI32 = AtomicI32::new(0);
+/// Which application this process is of.
+static INSTANCE: AtomicU64 = AtomicU64::new(0);
 static GATE: AtomicU32 = AtomicU32::new(1);
 static SEGMENTS: [(AtomicPtr<u8>, AtomicUsize); MOST] =
     [const { (AtomicPtr::new(ptr::null_mut()), AtomicUsize::new(0)) }; MOST];
@@ -210,7 +212,7 @@ fn take(own: &Own, socket: c_int, received: Received, inherited: c_int) -> Resul
     {
         STACK.store(peer.pid, Ordering::Relaxed);
     }
-    let known = welcome.key == environment::key();
+    let known = welcome.instance == INSTANCE.load(Ordering::Relaxed);
     if !known || CONTROL.load(Ordering::Relaxed).is_null() {
         // Another application than before: what this process has of the old one is dead.
         forget_sessions();
@@ -229,6 +231,7 @@ fn take(own: &Own, socket: c_int, received: Received, inherited: c_int) -> Resul
     }
     descriptors.close();
     GATE.store(welcome.gate.clamp(1, 64), Ordering::Relaxed);
+    INSTANCE.store(welcome.instance, Ordering::Relaxed);
     environment::set_key(&welcome.key);
     let moved = match inherited {
         0.. => exchange::replace(socket, inherited)?,

@@ -41,7 +41,10 @@ pub(crate) fn no_stack(error: Errno) {
         libc::ECONNREFUSED | libc::ENOENT => b"nobody serves it: start `offcore tcp ... --serve PATH`\n",
         libc::EACCES | libc::EPERM => b"this user may not: see --allow-uid of `offcore tcp`\n",
         libc::EPROTO => return,
-        libc::EMFILE => b"this process has no descriptors left\n",
+        libc::EMFILE => b"no descriptors are left, here or there\n",
+        libc::EUSERS => b"this user has 64 applications on it, or all users have 128: end some\n",
+        libc::ECONNRESET | libc::EPIPE => b"it has no time: too many programs begin at once\n",
+        libc::EAGAIN => b"it does not answer: it is stopped, or hangs\n",
         _ => b"errno ",
     };
     let number = Digits::new(error as u32);

@@ -238,6 +238,16 @@ pub(crate) fn now() -> i128 {
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
 }
 
+/// Waits for so many milliseconds.
+pub(crate) fn sleep(milliseconds: u64) {
+    let time = libc::timespec {
+        tv_sec: (milliseconds / 1000) as i64,
+        tv_nsec: (milliseconds % 1000 * 1_000_000) as i64,
+    };
+    // SAFETY: a time that lives until the call returns.
+    unsafe { call(libc::SYS_nanosleep, [&raw const time as usize, 0, 0, 0, 0, 0]) };
+}
+
 /// `FUTEX_WAIT`, for as long as the word is `value`, and a hundredth of a second.
 pub(crate) fn futex_wait(word: *const u32, value: u32) {
     let time = libc::timespec { tv_sec: 0, tv_nsec: 10_000_000 };

@@ -63,6 +63,8 @@ pub struct Free {
 /// Memory that an arena can have more of.
 #[derive(Debug)]
 pub struct Segment {
+    /// Bytes of it that are used: the mapping has whole pages.
+    len: usize,
     mapping: Mapping,
     fd: OwnedFd,
 }
@@ -81,7 +83,7 @@ impl Segment {
     /// When there is not as much memory.
     pub fn new(wanted: Wanted) -> Result<Self, MemoryError> {
         let (mapping, fd) = Mapping::memfd("offcore-session", wanted.len, wanted.pages_of)?;
-        Ok(Self { mapping, fd })
+        Ok(Self { len: wanted.len, mapping, fd })
     }
 }
 
@@ -157,8 +159,7 @@ impl Arena {
     /// When there is not as much memory.
     pub fn grow(&mut self) -> Result<bool, MemoryError> {
         let Some(wanted) = self.wanted() else { return Ok(false) };
-        self.add(Segment::new(wanted)?);
-        Ok(true)
+        Ok(self.add(Segment::new(wanted)?).is_ok())
     }
 
     /// What its next segment is to be like; `None`: the limit is reached.
@@ -168,9 +169,14 @@ impl Arena {
     }
 
     /// Adds a segment that was made as it is [wanted](Self::wanted).
-    pub fn add(&mut self, segment: Segment) {
-        let Segment { mapping, fd } = segment;
-        let len = mapping.len().min(SEGMENT.min(self.limit - self.len));
+    ///
+    /// # Errors
+    /// The segment, when it has another length.
+    pub fn add(&mut self, segment: Segment) -> Result<(), Segment> {
+        if self.wanted().is_none_or(|wanted| wanted.len != segment.len) {
+            return Err(segment);
+        }
+        let Segment { len, mapping, fd } = segment;
         self.memory.add(self.len / SEGMENT, mapping, fd);
         let (first, n) = (self.len / LARGE, len / LARGE);
         self.blocks.add(n);
@@ -179,6 +185,7 @@ impl Arena {
         self.large.reserve_exact(first + n - self.large.len());
         self.large.extend((first..first + n).rev().map(|number| number as u32));
         self.len += len;
+        Ok(())
     }
 
     /// Keeps `blocks` large blocks for [`Arena::take_reserved`] and what covers by reserve, from now on: the last ones

@@ -12,7 +12,8 @@
 //! | answer to [`Call::Segments`] | the segments from the asked one on |
 //! | [`Call::Listen`] | the kernel's listener, where there is one |
 //! | [`Call::Adopt`] | an end of a session |
-//! | [`Call::Fork`] | a new socket, which is the calling process's from then on; it is answered there by [`Welcome`] |
+//! | [`Call::Fork`] | a socket for the answer: its other end is the calling process's alone |
+//! | answer to [`Call::Fork`] | a new socket to the stack, on which the process says [`Hello`] |
 //! | answer with a session | the application's end |
 //! | [`Accepted`], on a listener's end | the application's end |
 
@@ -21,7 +22,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 /// The first word of [`Hello`] and [`Welcome`].
 pub const MAGIC: u32 = u32::from_le_bytes(*b"OFFC");
 /// The second one.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// In place of a version: somebody only asks which one the stack has, and whether its user may attach. [`Welcome`] tells, and
 /// the socket is closed.
 pub const ASK: u32 = 0;
@@ -34,18 +35,21 @@ pub const KEY: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     pub version: u32,
-    /// The application that it belongs to; zeros for a new one.
+    /// The application that it belongs to: one that is there, of the same user, or a new one that has this key from then on.
+    /// Zeros for a new one whose key is the stack's to choose.
     pub key: [u8; KEY],
 }
 
 /// The stack's answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Welcome {
     pub version: u32,
-    /// 0, or an `errno`: `EPROTO` for another version, `EACCES` for a key of nobody's or another user, `EMFILE` when there
-    /// are too many applications or processes.
+    /// 0, or an `errno`: `EPROTO` for another version, `EACCES` for a user that may not, `EUSERS` when there are too many
+    /// applications, `EMFILE` too many processes. `EAGAIN`, or a socket that is closed: it may be tried again.
     pub error: u32,
     pub key: [u8; KEY],
+    /// Which application that is of all that have ever had the key, with the stack and before it.
+    pub instance: u64,
     /// The process, as it stands in locks.
     pub owner: u32,
     /// The stack's process: the one that the ends of sessions are of (`SO_PEERCRED`).
@@ -78,7 +82,7 @@ pub enum Call {
     Adopt = 5,
     /// What `TCP_INFO` tells of session `number`, in [`Answer::info`].
     Info = 6,
-    /// A new process that has this socket from its parent.
+    /// A new process that has this socket from its parent wants one of its own, and may not be able to connect.
     Fork = 7,
 }
 
@@ -214,22 +218,24 @@ impl Hello {
 
 impl Welcome {
     /// Bytes of it.
-    pub const LEN: usize = 12 + KEY + 16;
+    pub const LEN: usize = 12 + KEY + 8 + 16;
 
     /// As it is sent.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
-        let Self { version, error, key, owner, pid, gate, segments } = self;
-        Out::new().words(&[MAGIC, *version, *error]).put(key).words(&[*owner, *pid, *gate, *segments]).bytes
+        let Self { version, error, key, instance, owner, pid, gate, segments } = self;
+        let begin = Out::new().words(&[MAGIC, *version, *error]).put(key).put(&instance.to_le_bytes());
+        begin.words(&[*owner, *pid, *gate, *segments]).bytes
     }
 
     /// `None` when it is none; of another version nothing but that is known.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut from = In(bytes);
         let version = (from.word()? == MAGIC).then(|| from.word())??;
-        let mut welcome = Self { version, error: 0, key: [0; KEY], owner: 0, pid: 0, gate: 0, segments: 0 };
+        let mut welcome = Self { version, ..Self::default() };
         if version == VERSION {
             welcome.error = from.word()?;
             welcome.key = from.take()?;
+            welcome.instance = u64::from_le_bytes(from.take()?);
             for word in [&mut welcome.owner, &mut welcome.pid, &mut welcome.gate, &mut welcome.segments] {
                 *word = from.word()?;
             }
@@ -321,8 +327,9 @@ mod tests {
     fn messages_are_read_as_they_were_written() {
         let hello = Hello { version: VERSION, key: [7; KEY] };
         assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
+        let (key, instance) = ([3; KEY], 1 << 40);
         let welcome =
-            Welcome { version: VERSION, error: 1, key: [3; KEY], owner: 2, pid: 3, gate: 4, segments: 5 };
+            Welcome { version: VERSION, error: 1, key, instance, owner: 2, pid: 3, gate: 4, segments: 5 };
         assert_eq!(Welcome::from_bytes(&welcome.to_bytes()), Some(welcome));
         for (local, remote) in [("10.0.0.2:80", None), ("[fd00::2]:65535", Some("[fd00::1]:1"))] {
             let mut question = Question::new(Call::Connect, NONE, 3);

@@ -11,6 +11,8 @@ use std::process::Command;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
+use offcore_session::message::KEY;
+use rustix::rand::{GetRandomFlags, getrandom};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
 use crate::Failure;
@@ -145,7 +147,11 @@ fn command(args: &ExecArgs, stack: &Path) -> Result<Command, Failure> {
     let library = library::install().context("the preload library").map_err(whole)?;
     let mut command = Command::new(program.path());
     command.arg0(name).args(arguments);
-    command.env("OFFCORE_STACK", stack).env("OFFCORE_KEY", "0".repeat(32));
+    // One application, whichever of its processes comes to the stack first.
+    let mut key = [0; KEY];
+    getrandom(&mut key, GetRandomFlags::empty()).context("getrandom").map_err(whole)?;
+    let key: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+    command.env("OFFCORE_STACK", stack).env("OFFCORE_KEY", key);
     if !args.only.is_empty() {
         command.env("OFFCORE_ONLY", args.only.join(";"));
     }

@@ -43,6 +43,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use offcore_port::{Context, Wake};
+use offcore_session::message::KEY;
 use offcore_stats::page::Block;
 use offcore_tcp::proto::{CallError, ConnId, Event};
 use rustix::event::epoll::EventFlags;
@@ -108,8 +109,12 @@ struct Guest {
     /// Whose it is, or nobody's that may attach.
     user: u32,
     socket: OwnedFd,
-    /// It has said hello, and memory is made for its application.
-    waits: bool,
+    /// Since when it is there.
+    since: u64,
+    /// A process of this user's application wants to have it let in: it need not be one that may attach.
+    invited: bool,
+    /// It has said hello, and memory is made for the application with this key.
+    waits: Option<[u8; KEY]>,
 }
 
 /// Serves applications in other processes.

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use offcore_flow::host::serve::Serve;
 use offcore_session::message::{ASK, Call, Hello, KEY, NONE, Question};
 use rustix::net::sockopt::set_socket_linger;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::process::{Process, connect_to, knock, listen, send_with};
 use crate::setup::world;
@@ -55,6 +54,8 @@ fn no_close_holds_a_worker_up() {
         peers.push(peer);
         fd
     };
+    // The same thread gives a child its socket.
+    let child = process.socket_of_child(&mut world).unwrap();
     let start = Instant::now();
 
     // Before anybody has said who he is, with what nobody has asked for, and without any message.
@@ -83,12 +84,9 @@ fn no_close_holds_a_worker_up() {
     world.run(0.01);
     drop(end);
     process.look();
-    let (ours, theirs) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    send_with(process.socket.as_fd(), &Question::new(Call::Fork, NONE, 0).to_bytes(), &[theirs.as_fd()]);
-    send_with(ours.as_fd(), b"nonsense", &[]);
-    send_with(ours.as_fd(), b"nonsense", &[passed().as_fd()]);
-    drop((ours, theirs));
+    send_with(child.as_fd(), b"nonsense", &[]);
+    send_with(child.as_fd(), b"nonsense", &[passed().as_fd()]);
+    drop(child);
     process.look();
     world.run(1.0);
     assert!(start.elapsed() < LINGER / 2, "{:?}", start.elapsed());

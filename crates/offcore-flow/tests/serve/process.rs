@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, recvmsg, send,
-    sendmsg, socket_with,
+    sendmsg, socket_with, socketpair,
 };
 
 use crate::world::World;
@@ -83,17 +83,21 @@ pub(crate) fn greet(
 
 /// The stack's welcome.
 pub(crate) fn hear(world: &mut World<Serve>, socket: &OwnedFd) -> Option<(Welcome, Vec<OwnedFd>)> {
+    let mut bytes = [0; Welcome::LEN];
+    let (len, descriptors) = hear_bytes(world, socket, &mut bytes)?;
+    Some((Welcome::from_bytes(&bytes[..len]).unwrap(), descriptors))
+}
+
+/// A message of the stack's; `None` when the socket is closed.
+fn hear_bytes(world: &mut World<Serve>, socket: &OwnedFd, bytes: &mut [u8]) -> Option<(usize, Vec<OwnedFd>)> {
     // Memory is made in time that is not the world's.
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(30) {
         world.turn();
-        let mut bytes = [0; Welcome::LEN];
-        match receive(socket.as_fd(), &mut bytes) {
+        match receive(socket.as_fd(), bytes) {
             Err(Errno::AGAIN) => sleep(Duration::from_micros(100)),
             Ok((0, _)) | Err(_) => return None,
-            Ok((len, descriptors)) => {
-                return Some((Welcome::from_bytes(&bytes[..len]).unwrap(), descriptors));
-            }
+            Ok(heard) => return Some(heard),
         }
     }
     None
@@ -120,6 +124,27 @@ impl Process {
         let hello = Hello { version: VERSION, key };
         let (welcome, descriptors) = greet(world, &socket, &hello.to_bytes()).unwrap();
         Self::new(socket, welcome, descriptors)
+    }
+
+    /// A forked child's: it asks over this one's socket.
+    pub(crate) fn fork(&self, world: &mut World<Serve>) -> Option<Self> {
+        let socket = self.socket_of_child(world)?;
+        let hello = Hello { version: VERSION, key: self.welcome.key };
+        let (welcome, descriptors) = greet(world, &socket, &hello.to_bytes())?;
+        Some(Self::new(socket, welcome, descriptors))
+    }
+
+    /// What the stack gives a child to say hello on.
+    pub(crate) fn socket_of_child(&self, world: &mut World<Serve>) -> Option<OwnedFd> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let question = Question::new(Call::Fork, NONE, 0).to_bytes();
+        send_with(self.socket.as_fd(), &question, &[theirs.as_fd()]);
+        drop(theirs);
+        self.look();
+        let (len, mut descriptors) = hear_bytes(world, &ours, &mut [0; Answer::LEN])?;
+        assert_eq!((len, descriptors.len()), (Answer::LEN, 1));
+        descriptors.pop()
     }
 
     pub(crate) fn new(socket: OwnedFd, welcome: Welcome, descriptors: Vec<OwnedFd>) -> Self {

@@ -1,9 +1,10 @@
 //! Processes attach, join, fork and misbehave.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 
 use offcore_flow::host::App;
@@ -15,7 +16,6 @@ use offcore_session::slot::wish;
 use offcore_tcp::proto::Config;
 use rustix::event::PollFlags as Bits;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::process::{
     Process, bind, bits, connect_to, greet, hear, knock, listen, receive, send_with, try_to_knock,
@@ -59,15 +59,13 @@ fn who_may_not_join_hears_why() {
     assert_eq!(refused(&other), (VERSION, Errno::PROTO.raw_os_error() as u32));
     let longer = [&other[..], &[0; 100]].concat();
     assert_eq!(refused(&longer), (VERSION, Errno::PROTO.raw_os_error() as u32));
-    let unknown = Hello { version: VERSION, key: [9; KEY] }.to_bytes();
-    assert_eq!(refused(&unknown), (VERSION, Errno::ACCESS.raw_os_error() as u32));
     assert!(greet(&mut world, &knock(&path), b"GET / HTTP/1.1").is_none());
     // Who only asks is told, and not counted.
     let ask = Hello { version: ASK, key: [0; KEY] }.to_bytes();
     let (welcome, descriptors) = greet(&mut world, &knock(&path), &ask).unwrap();
     assert_eq!((welcome.version, welcome.error, descriptors.len()), (VERSION, 0, 0));
     let counts = world.app.counts();
-    assert_eq!((counts.applications, counts.refused, counts.misused), (0, 3, 1));
+    assert_eq!((counts.applications, counts.refused, counts.misused), (0, 2, 1));
 }
 
 fn number(error: Errno) -> u32 {
@@ -103,7 +101,9 @@ fn other_users_are_let_in_when_they_are_named() {
     }
     // An application is of one user's.
     let process = Process::attach(&mut world, &path);
-    assert_eq!(error(&mut world, 54_321, VERSION, process.welcome.key), refused);
+    let (before, key) = (world.app.counts().applications, process.welcome.key);
+    assert_eq!(error(&mut world, 54_321, VERSION, key), 0);
+    assert_eq!(world.app.counts().applications, before + 1, "the key of another user's is no key to that");
     assert_eq!(error(&mut world, 0, VERSION, process.welcome.key), 0);
 }
 
@@ -137,22 +137,16 @@ fn nonsense_closes_its_socket_and_no_other() {
 fn a_child_has_a_socket_of_its_own() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
-    let (ours, theirs) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    let question = Question::new(Call::Fork, NONE, 0).to_bytes();
-    send_with(process.socket.as_fd(), &question, &[theirs.as_fd()]);
-    drop(theirs);
-    process.look();
-    let (welcome, descriptors) = hear(&mut world, &ours).unwrap();
-    assert_eq!(welcome.key, process.welcome.key);
-    assert_ne!(welcome.owner, process.welcome.owner);
-    let child = Process::new(ours, welcome, descriptors);
+    let child = process.fork(&mut world).unwrap();
+    assert_eq!(child.welcome.key, process.welcome.key);
+    assert_eq!(child.welcome.instance, process.welcome.instance);
+    assert_ne!(child.welcome.owner, process.welcome.owner);
     assert_eq!(child.welcome.pid, std::process::id());
     let listener = child.listen(&mut world, 80, 1);
     // It is this process again: who that was before is gone, and with it the locks.
     let counts = world.app.counts();
     assert_eq!((counts.applications, counts.processes, counts.sessions), (1, 1, 1));
-    assert!(Owner::from_word(welcome.owner).is_some());
+    assert!(Owner::from_word(child.welcome.owner).is_some());
 
     // The end tells which session it is of.
     let adopt = Question::new(Call::Adopt, NONE, 0);
@@ -161,6 +155,61 @@ fn a_child_has_a_socket_of_its_own() {
     let other = Process::attach(&mut world, &path);
     let (answer, _) = other.ask(&mut world, &adopt, &[listener.fd.as_fd()]);
     assert_eq!(answer.error, Errno::BADF.raw_os_error() as u32, "of another application");
+}
+
+#[test]
+fn a_child_is_who_says_hello() {
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    // A process of its own, which the kernel names.
+    let socket = process.socket_of_child(&mut world).unwrap();
+    let hello = Hello { version: VERSION, key: process.welcome.key };
+    let text: String = hello.to_bytes().iter().map(|byte| format!("\\{byte:03o}")).collect();
+    let mut child = Command::new("sh");
+    child.args(["-c", &format!("printf '{text}'; read end")]);
+    let mut child = child.stdin(Stdio::piped()).stdout(socket.try_clone().unwrap()).spawn().unwrap();
+    let (welcome, _) = hear(&mut world, &socket).unwrap();
+    assert_eq!((welcome.error, world.app.counts().processes), (0, 2));
+    // It is over when that ends, although this process has its socket, too.
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    world.run(0.1);
+    assert_eq!(world.app.counts().processes, 1);
+
+    // Without the key it is nobody.
+    let socket = process.socket_of_child(&mut world).unwrap();
+    let hello = Hello { version: VERSION, key: [7; KEY] };
+    let (welcome, _) = greet(&mut world, &socket, &hello.to_bytes()).unwrap();
+    assert_eq!(welcome.error, number(Errno::ACCESS));
+}
+
+#[test]
+fn many_may_begin_at_once() {
+    let (mut world, path) = world();
+    // More than may be silent; and all of them know the key of one that is not there yet.
+    let hello = Hello { version: VERSION, key: [5; KEY] }.to_bytes();
+    let mut sockets = Vec::new();
+    for _ in 0..60 {
+        let socket = knock(&path);
+        send_with(socket.as_fd(), &hello, &[]);
+        sockets.push(socket);
+        world.turn();
+    }
+    for socket in &sockets {
+        let (welcome, _) = hear(&mut world, socket).unwrap();
+        assert_eq!((welcome.error, welcome.key), (0, [5; KEY]));
+    }
+    assert_eq!(world.app.counts().applications, 1);
+    // Who says nothing is turned away when there are too many, and not who is there already.
+    let silent: Vec<_> = (0..40).map(|_| knock(&path)).collect();
+    world.run(0.1);
+    let gone = |socket: &&OwnedFd| bits(socket).contains(Bits::HUP);
+    assert_eq!(silent.iter().filter(gone).count(), 8);
+    assert!(!gone(&&silent[0]) && gone(&&silent[39]));
+    world.run(2.0);
+    let late = knock(&path);
+    world.run(0.1);
+    assert!(gone(&&silent[0]) && !gone(&&late), "it has been silent for long");
 }
 
 #[test]

@@ -19,6 +19,10 @@ pub(super) const AWAY: usize = 1000;
 /// Seconds within which the stack answers. One that is stopped must not hold up signals for ever, which wait for the answer.
 const TIMEOUT: libc::time_t = 5;
 
+/// How often it is tried again to attach, and milliseconds before the first time. The stack looks at others for a second.
+const TRIES: u32 = 8;
+const SHORTEST: u64 = 10;
+
 /// Descriptors that came with a message.
 #[derive(Debug)]
 pub(crate) struct Descriptors {
@@ -151,16 +155,19 @@ fn limit(fd: c_int) {
 
 /// Connects to the stack and says hello.
 pub(super) fn connect() -> Result<(c_int, Received), Errno> {
-    let key = environment::key();
-    let mut connected = connect_as(key);
-    // An application that is gone leaves its key to those who come after it.
-    if matches!(connected, Err(libc::EACCES)) && key != [0; _] {
-        connected = connect_as([0; _]);
+    let mut connected = connect_once();
+    // Many programs that begin at once may have to wait for one another.
+    for tries in 0..TRIES {
+        if !matches!(connected, Err(libc::ECONNRESET | libc::EPIPE)) {
+            break;
+        }
+        sys::sleep(SHORTEST << tries);
+        connected = connect_once();
     }
     connected.inspect_err(|error| report::no_stack(*error))
 }
 
-fn connect_as(key: environment::Key) -> Result<(c_int, Received), Errno> {
+fn connect_once() -> Result<(c_int, Received), Errno> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     // SAFETY: it takes no addresses.
     let fd = unsafe { sys::call(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0, 0, 0, 0]) };
@@ -169,10 +176,19 @@ fn connect_as(key: environment::Key) -> Result<(c_int, Received), Errno> {
     let address = address();
     let args = [fd as usize, &raw const address as usize, size_of::<sockaddr_un>(), 0, 0, 0];
     // SAFETY: an address that lives until the call returns.
-    let received = match unsafe { sys::call(libc::SYS_connect, args) } {
-        0 => send(fd, &Hello { version: VERSION, key }.to_bytes(), &[]).and_then(|_| welcome(fd)),
-        error => Err(-error as Errno),
-    };
+    match unsafe { sys::call(libc::SYS_connect, args) } {
+        0 => greet(fd),
+        error => {
+            let _ = sys::close(fd);
+            Err(-error as Errno)
+        }
+    }
+}
+
+/// Says hello on a new socket to the stack, and is welcomed. An error closes it.
+fn greet(fd: c_int) -> Result<(c_int, Received), Errno> {
+    let hello = Hello { version: VERSION, key: environment::key() };
+    let received = send(fd, &hello.to_bytes(), &[]).and_then(|_| welcome(fd));
     received.map(|received| (fd, received)).inspect_err(|_| {
         let _ = sys::close(fd);
     })
@@ -188,7 +204,7 @@ fn address() -> sockaddr_un {
     address
 }
 
-/// A forked child introduces itself over the socket that it has from its parent, and gets one of its own.
+/// A forked child asks for a socket of its own over the one that it has from its parent, and introduces itself there.
 pub(super) fn fork(inherited: c_int) -> Result<(c_int, Received), Errno> {
     let mut pair = [MaybeUninit::<c_int>::uninit(); 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
@@ -203,11 +219,18 @@ pub(super) fn fork(inherited: c_int) -> Result<(c_int, Received), Errno> {
     let sent = send(inherited, &Question::new(Call::Fork, NONE, 0).to_bytes(), &[theirs]);
     let _ = sys::close(theirs);
     super::look();
-    match sent.and_then(|_| welcome(ours)) {
-        Ok(received) => Ok((ours, received)),
-        Err(error) => {
-            let _ = sys::close(ours);
-            Err(error)
+    let mut bytes = [0; LONGEST];
+    let answer = sent.and_then(|_| receive(ours, &mut bytes, libc::MSG_CMSG_CLOEXEC));
+    let _ = sys::close(ours);
+    let (_, descriptors) = answer?;
+    match descriptors.as_slice() {
+        [socket] => {
+            limit(*socket);
+            greet(*socket)
+        }
+        _ => {
+            descriptors.close();
+            Err(libc::EPROTO)
         }
     }
 }
@@ -218,11 +241,14 @@ fn welcome(fd: c_int) -> Result<Received, Errno> {
     let (len, descriptors) = receive(fd, &mut bytes, libc::MSG_CMSG_CLOEXEC)?;
     let welcome = Welcome::from_bytes(&bytes[..len]);
     let error = match welcome {
+        None if len == 0 => libc::ECONNRESET,
         None => libc::EPROTO,
         Some(welcome) if welcome.version != VERSION => {
             report::other_version(welcome.version);
             libc::EPROTO
         }
+        // The system says this of a stack that does not answer.
+        Some(welcome) if welcome.error as Errno == libc::EAGAIN => libc::ECONNRESET,
         Some(welcome) if welcome.error != 0 => welcome.error as Errno,
         Some(welcome) => return Ok(Received { welcome, descriptors }),
     };

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use offcore_session::{Memory, Segment, Wanted};
 
 use super::addr::{AppId, ConnId};
+use super::conns::Conn;
 use super::memory::AppMemory;
+use super::packet::Out;
 use super::stack::Stack;
 
 impl Stack {
@@ -19,9 +21,10 @@ impl Stack {
         self.arenas.wanted(app)
     }
 
-    /// Adds memory that was [wanted](Self::wanted_memory). `None`: the system has none, and is not asked again.
-    pub fn add_memory(&mut self, app: AppId, segment: Option<Segment>) {
-        self.arenas.feed(app, segment);
+    /// Adds memory that was [wanted](Self::wanted_memory). `None`: the system has none, and is not asked again. What is not
+    /// wanted comes back: to unmap it takes a while.
+    pub fn add_memory(&mut self, app: AppId, segment: Option<Segment>) -> Option<Segment> {
+        self.arenas.feed(app, segment)
     }
 
     /// How many connections, datagram sockets, listeners and addresses without any of them an application may have, those included
@@ -35,6 +38,15 @@ impl Stack {
     /// are over. Of [`AppId::OWN`] nothing changes.
     pub fn remove_app(&mut self, app: AppId) {
         self.arenas.remove(app);
+    }
+
+    /// Resets what an application of this memory has left that is [gone](Self::remove_app). Looks at all connections.
+    pub fn abort_gone(&mut self, now: u64, memory: &Arc<Memory>, out: &mut Out) {
+        let Some(app) = self.arenas.find_gone(memory) else { return };
+        let of = |(id, conn): (ConnId, &Conn)| (conn.app == app && !conn.tcb.resets).then_some(id);
+        for conn in self.conns.iter().filter_map(of).collect::<Vec<_>>() {
+            self.abort(now, conn, out);
+        }
     }
 
     /// The memory that an application's FIFOs are in: what it needs beside [`slot`](Self::slot).

@@ -4,9 +4,10 @@
 //! the last of them is over.
 
 use std::ops::{Index, IndexMut};
+use std::sync::Arc;
 
 use offcore_mem::mapping::MemoryError;
-use offcore_session::{Arena, Segment, Wanted};
+use offcore_session::{Arena, Memory, Segment, Wanted};
 
 use super::addr::AppId;
 use super::memory::{self, AppMemory};
@@ -92,15 +93,12 @@ impl Arenas {
         self.apps.get(app.number() as usize)?.as_deref().filter(|this| this.fed && !this.gone)?.wanted()
     }
 
-    /// It gets that; or the system has no more.
-    pub(super) fn feed(&mut self, app: AppId, segment: Option<Segment>) {
-        let Some(this) = self.place(app).filter(|this| this.fed) else { return };
-        match segment {
-            Some(segment) if this.arena.wanted().is_some() => this.arena.add(segment),
-            Some(_) => {}
-            // Without more memory connections share what there is.
-            None => this.grown_out = true,
-        }
+    /// It gets that; or the system has no more. What it does not take comes back.
+    pub(super) fn feed(&mut self, app: AppId, segment: Option<Segment>) -> Option<Segment> {
+        let Some(this) = self.place(app).filter(|this| this.fed) else { return segment };
+        // Without more memory connections share what there is.
+        this.grown_out |= segment.is_none();
+        this.arena.add(segment?).err()
     }
 
     /// The application is gone; its memory, too, when nothing of it is left. The stack's own process stays.
@@ -109,6 +107,12 @@ impl Arenas {
             this.gone = true;
             self.free_when_left(app);
         }
+    }
+
+    /// Which application that is gone has this memory.
+    pub(super) fn find_gone(&self, memory: &Arc<Memory>) -> Option<AppId> {
+        let is = |app: &App| app.gone && Arc::ptr_eq(app.arena.memory(), memory);
+        self.apps.iter().position(|app| app.as_deref().is_some_and(is)).map(AppId::at)
     }
 
     /// Whether the application may open something.

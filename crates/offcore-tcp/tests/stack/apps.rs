@@ -284,3 +284,54 @@ fn many_sockets_are_opened_while_memory_grows() {
         }
     }
 }
+
+#[test]
+fn memory_that_is_not_wanted_comes_back() {
+    let mut stack = Stack::new(Config::default()).unwrap();
+    // The last segment of the one is short, and all of the other one are whole.
+    let short = stack.add_app(AppMemory::new(68 * MEGABYTE).unwrap());
+    let long = stack.add_app(AppMemory::new(256 * MEGABYTE).unwrap());
+    let short_of_memory = |stack: &mut Stack, app| {
+        while stack.wanted_memory(app).is_none() {
+            stack.open_datagrams(app, None, 0).unwrap();
+        }
+        stack.wanted_memory(app).unwrap()
+    };
+    let wanted = [short, long].map(|app| short_of_memory(&mut stack, app));
+    let before = stack.counts().memory;
+    let [first, second] = wanted.map(|wanted| Segment::new(wanted).unwrap());
+    assert!(stack.add_memory(long, Some(first)).is_some());
+    let second = stack.add_memory(short, Some(second)).unwrap();
+    assert_eq!(stack.counts().memory, before);
+    assert!(stack.add_memory(long, Some(second)).is_none());
+    assert_eq!(stack.counts().memory, before + (64 << 20));
+}
+
+#[test]
+fn what_an_application_has_left_can_be_ended() {
+    let mut world = world();
+    listen(&mut world.hosts[1], AppId::OWN, 7);
+    let add = |stack: &mut Stack| stack.add_app(AppMemory::new(4 * MEGABYTE).unwrap());
+    let apps = [(); 2].map(|()| add(&mut world.hosts[0].stack));
+    let mut memory = Vec::new();
+    for app in apps {
+        let [here, there] = connect(&mut world, app, 7);
+        // The peer reads nothing, so that there is something left to send.
+        set_appetite(&mut world.hosts[1], there, 0);
+        let now = world.now;
+        world.hosts[0].send(now, here, &content(1, 1_000_000));
+        world.run(SECOND);
+        let Host { stack, out, .. } = &mut world.hosts[0];
+        memory.push(Arc::clone(stack.memory(app)));
+        // It is there still.
+        stack.abort_gone(world.now, memory.last().unwrap(), out);
+        stack.close(world.now, here, out);
+        stack.remove_app(app);
+    }
+    let Host { stack, out, .. } = &mut world.hosts[0];
+    let before = stack.counts().memory;
+    stack.abort_gone(world.now, &memory[0], out);
+    world.run(3 * SECOND);
+    let after = world.hosts[0].stack.counts().memory;
+    assert_eq!(after, before - (4 << 20), "one was ended, and the other one still sends");
+}

@@ -190,3 +190,54 @@ fn server_of_datagrams() {
     drop(server);
     stage.stop();
 }
+
+/// The parent passes what it accepts to a child that it has started before it had to do with the stack.
+const CLUSTER: &str = "
+import os, socket, subprocess, sys
+if sys.argv[1:] == ['child']:
+    channel = socket.socket(fileno=0)
+    while True:
+        _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+        with socket.socket(fileno=descriptors[0]) as connection:
+            connection.sendall(b'child of ' + connection.recv(100))
+ours, theirs = socket.socketpair()
+child = subprocess.Popen([sys.executable, __file__, 'child'], stdin=theirs)
+listener = socket.create_server(('0.0.0.0', 8300))
+while True:
+    connection, _ = listener.accept()
+    socket.send_fds(ours, [b'x'], [connection.fileno()])
+    connection.close()
+";
+
+#[test]
+fn a_child_that_began_first_has_what_its_parent_accepts() {
+    let Some(()) = needs() else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let script = stage.write("cluster.py", CLUSTER);
+    let server = stage.start(&["python3", &script]);
+    stage.wait_listening(STACK[0], 8300, &server);
+    let ask = format!(
+        "import socket; s = socket.create_connection(('{}', 8300), 20); s.sendall(b'it'); print(s.recv(100))",
+        STACK[0]
+    );
+    // The first connection was the one that was waited for.
+    for _ in 0..3 {
+        assert_eq!(stage.run_beside(&["python3", "-c", &ask]).trim(), "b'child of it'");
+    }
+    drop(server);
+    stage.stop();
+}
+
+#[test]
+fn many_programs_begin_at_once() {
+    let Some(()) = needs() else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let script = "import socket; s = socket.create_server(('0.0.0.0', 0)); print(s.getsockname()[1] > 0)";
+    let programs: Vec<_> = (0..60).map(|_| stage.start(&["python3", "-c", script])).collect();
+    for program in programs {
+        assert_eq!(super::finish(program).trim(), "True");
+    }
+    stage.stop();
+}

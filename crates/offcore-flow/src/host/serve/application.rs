@@ -13,6 +13,7 @@ use offcore_session::{Memory, Place, Segments};
 use offcore_tcp::proto::AppId;
 
 use super::acceptor::Acceptor;
+use super::feed::Share;
 use super::session::Session;
 
 /// One application.
@@ -21,9 +22,13 @@ pub(super) struct Application {
     pub(super) id: AppId,
     /// What its processes name it by.
     pub(super) key: [u8; KEY],
+    /// Which one it is of all that have had the key.
+    pub(super) instance: u64,
     /// The user that may join it.
     pub(super) user: u32,
     pub(super) memory: Arc<Memory>,
+    /// Until it ends.
+    pub(super) share: Option<Share>,
     pub(super) shared: Shared,
     /// Wakes the stack. It is never read: each write is an event.
     pub(super) event: OwnedFd,
@@ -76,17 +81,19 @@ pub(super) struct Asked {
 impl Application {
     pub(super) fn new(
         id: AppId,
-        key: [u8; KEY],
+        (key, instance): ([u8; KEY], u64),
         user: u32,
-        memory: Arc<Memory>,
+        (memory, share): (Arc<Memory>, Share),
         shared: Shared,
         event: OwnedFd,
     ) -> Self {
         Self {
             id,
             key,
+            instance,
             user,
             memory,
+            share: Some(share),
             shared,
             event,
             acceptor: None,

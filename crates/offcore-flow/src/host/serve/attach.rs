@@ -5,28 +5,30 @@ use std::sync::Arc;
 
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{UnixCredentials, getsockopt};
-use offcore_session::message::{ASK, Hello, KEY, MOST_DESCRIPTORS, VERSION, Welcome};
+use offcore_session::message::{ASK, Answer, Hello, KEY, MOST_DESCRIPTORS, VERSION, Welcome};
 use offcore_session::shared::Shared;
 use offcore_tcp::proto::AppMemory;
 use rustix::event::epoll::EventFlags;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
-use rustix::net::sockopt::{socket_domain, socket_type};
-use rustix::net::{AddressFamily, SocketType};
+use rustix::net::sockopt::{set_socket_passcred, socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::application::{Application, Process};
-use super::feed::Made;
+use super::feed::{Made, Share};
 use super::key::{Key, Source};
 use super::session::number;
 use super::{APPLICATIONS, APPLICATIONS_OF_USER, Guest, Serve, wire};
 use crate::host::Calls;
 
-/// Processes that are there and have not said who they are, at most, and those of one user. Who has waited longest goes when
-/// there are more.
-const GUESTS: usize = 64;
+/// Processes of a user that are there and have not said who they are, at most, and for how long one may hold up others, in
+/// microseconds. Who comes then is turned away and tries again.
 const GUESTS_OF_USER: usize = 32;
+const SILENT: u64 = 1_000_000;
+/// Those of a user that wait for memory, at most.
+const WAITING: usize = 256;
 /// Stands for all users that may not attach: no user has this number.
 const STRANGER: u32 = u32::MAX;
 /// Those that are let in at once, at most.
@@ -54,27 +56,31 @@ impl Serve {
             };
             let generation = self.next_generation();
             let user = self.may_attach(&socket).map_or(STRANGER, |who| who.uid());
-            let key = Key::new(Source::Guest, 0, 0, generation);
-            if let Err(error) = self.watch.add(socket.as_fd(), key, EventFlags::IN) {
-                self.refuse(now, "a process is not let in", error);
+            let guest = Guest { generation, user, socket, since: now, invited: false, waits: None };
+            if let Err((error, socket)) = self.take_guest(guest) {
+                self.refuse(now, "a process has to try again", error);
                 self.errands.close_socket(user, socket);
-                continue;
             }
-            self.make_room_for_guest(user);
-            self.guests.push_back(Guest { generation, user, socket, waits: false });
         }
     }
 
-    fn make_room_for_guest(&mut self, user: u32) {
-        let same = self.guests.iter().filter(|guest| guest.user == user).count();
-        let goes = if same >= GUESTS_OF_USER {
-            self.guests.iter().position(|guest| guest.user == user)
-        } else {
-            (self.guests.len() >= GUESTS).then_some(0)
-        };
-        if let Some(guest) = goes.and_then(|at| self.guests.remove(at)) {
-            self.turn_away(guest);
+    /// Somebody is there. Of a user's many silent ones who has been there for long goes first.
+    fn take_guest(&mut self, guest: Guest) -> Result<(), (Errno, OwnedFd)> {
+        let is_silent = |other: &Guest| other.user == guest.user && other.waits.is_none();
+        if self.guests.iter().filter(|other| is_silent(other)).count() >= GUESTS_OF_USER {
+            let oldest = self.guests.iter().position(is_silent);
+            let goes = oldest.filter(|at| guest.since >= self.guests[*at].since + SILENT);
+            let Some(goes) = goes.and_then(|at| self.guests.remove(at)) else {
+                return Err((Errno::AGAIN, guest.socket));
+            };
+            self.turn_away(goes);
         }
+        let key = Key::new(Source::Guest, 0, 0, guest.generation);
+        if let Err(error) = self.watch.add(guest.socket.as_fd(), key, EventFlags::IN) {
+            return Err((error, guest.socket));
+        }
+        self.guests.push_back(guest);
+        Ok(())
     }
 
     /// What a guest has sent and nobody has read may have descriptors.
@@ -114,13 +120,24 @@ impl Serve {
         let Some(at) = self.guests.iter().position(|guest| guest.generation == key.generation) else {
             return;
         };
-        if self.guests[at].waits {
+        if self.guests[at].waits.is_some() {
             return;
         }
         if self.errands.are_full(self.guests[at].user) {
             if !self.talking.contains(&key) {
                 self.talking.push(key);
             }
+            return;
+        }
+        let guest = &self.guests[at];
+        let who = match guest.invited {
+            true => wire::sender(guest.socket.as_fd()).and_then(|who| {
+                set_socket_passcred(&guest.socket, false)?;
+                Ok(who)
+            }),
+            false => self.may_attach(&guest.socket),
+        };
+        if guest.invited && matches!(who, Err(Errno::AGAIN)) {
             return;
         }
         // Of another version it may be longer.
@@ -133,7 +150,7 @@ impl Serve {
         let Some(guest) = self.guests.remove(at) else { return };
         let len = received.map_or(0, |received| received.len);
         match Hello::from_bytes(&bytes[..len]) {
-            Some(hello) => self.hear_hello(&hello, guest, calls),
+            Some(hello) => self.hear_hello(&hello, who, guest, calls),
             None => {
                 if len > 0 {
                     self.misuse(
@@ -147,62 +164,104 @@ impl Serve {
         }
     }
 
-    fn hear_hello(&mut self, hello: &Hello, guest: Guest, calls: &mut Calls<'_>) {
+    fn hear_hello(
+        &mut self,
+        hello: &Hello,
+        who: Result<UnixCredentials, Errno>,
+        guest: Guest,
+        calls: &mut Calls<'_>,
+    ) {
         if hello.version == ASK {
-            answer(guest.socket.as_fd(), self.may_attach(&guest.socket).map_or_else(number, |_| 0));
+            answer(guest.socket.as_fd(), who.map_or_else(number, |_| 0));
             return self.turn_away(guest);
         }
-        let found = match hello.version {
-            VERSION => self.may_attach(&guest.socket),
-            _ => Err(Errno::PROTO),
+        let who = who.and_then(|who| if hello.version == VERSION { Ok(who) } else { Err(Errno::PROTO) });
+        let who = match who {
+            Ok(who) => who,
+            Err(error) => return self.refuse_guest(guest, error, calls),
         };
-        match found {
-            Ok(who) if hello.key == [0; KEY] => self.begin_app(who, guest, calls),
-            Ok(who) => {
-                let app = self.find_app(hello.key, who.uid()).ok_or(Errno::ACCESS);
-                self.enter(app, who, guest, calls);
-            }
-            Err(error) => self.refuse_guest(guest, error, calls),
+        match self.find_app(hello.key, guest.user) {
+            Some(app) => self.enter(Ok(app), who, guest, calls),
+            // The one that has invited it is gone.
+            None if guest.invited => self.refuse_guest(guest, Errno::ACCESS, calls),
+            None => self.begin_app(hello.key, guest, calls),
         }
     }
 
-    /// The first process of an application, whose memory is to be made.
-    fn begin_app(&mut self, who: UnixCredentials, guest: Guest, calls: &mut Calls<'_>) {
-        let user = who.uid();
-        let waiting = self.guests.iter().filter(|guest| guest.waits);
-        let (all, same) = (waiting.clone().count(), waiting.filter(|guest| guest.user == user).count());
-        let of_user = self.apps.iter().flatten().filter(|app| app.user == user).count();
-        let full = self.apps.iter().flatten().count() + all >= APPLICATIONS;
-        if full || of_user + same >= APPLICATIONS_OF_USER {
-            return self.refuse_guest(guest, Errno::MFILE, calls);
+    /// A process of an application whose memory is to be made, unless that is going on.
+    fn begin_app(&mut self, mut key: [u8; KEY], guest: Guest, calls: &mut Calls<'_>) {
+        let user = guest.user;
+        let waiting = || self.guests.iter().filter(|other| other.user == user && other.waits.is_some());
+        let (all, is_begun) = (waiting().count(), waiting().any(|other| other.waits == Some(key)));
+        let ours = key == [0; KEY];
+        if ours && getrandom(&mut key, GetRandomFlags::NONBLOCK).ok() != Some(KEY) || all >= WAITING {
+            return self.refuse_guest(guest, Errno::AGAIN, calls);
         }
-        self.feed.begin(guest.user, guest.generation, self.config.memory, &mut self.errands);
-        self.guests.push_back(Guest { waits: true, ..guest });
+        if ours || !is_begun {
+            let (all, of_user) = self.feed.count(user);
+            if all >= APPLICATIONS || of_user >= APPLICATIONS_OF_USER {
+                let error = self.end_oldest_left(user, calls);
+                return self.refuse_guest(guest, error, calls);
+            }
+            self.feed.begin(user, key, self.config.memory, &mut self.errands);
+        }
+        // Until then there is nothing to hear.
+        self.watch.remove(guest.socket.as_fd());
+        self.guests.push_back(Guest { waits: Some(key), ..guest });
+    }
+
+    /// A user has too many applications: the connections of one that is gone go at once, and there is room soon.
+    fn end_oldest_left(&mut self, user: u32, calls: &mut Calls<'_>) -> Errno {
+        let Some(memory) = self.feed.oldest_left(user) else { return Errno::USERS };
+        calls.stack.abort_gone(calls.now, memory, calls.out);
+        Errno::AGAIN
     }
 
     /// Memory was made, for applications that begin and for those that are there.
     pub(super) fn memory_comes(&mut self, calls: &mut Calls<'_>) {
         while let Some(made) = self.feed.next() {
             match made {
-                Made::More { app, id, segment } => {
-                    if let Some(application) = self.app(app).filter(|app| app.id == id) {
-                        application.growing = false;
-                        calls.stack.add_memory(id, segment);
-                    }
-                }
-                Made::New { user, guest, memory } => {
-                    let at = self.guests.iter().position(|other| other.waits && other.generation == guest);
-                    let Some(guest) = at.and_then(|at| self.guests.remove(at)) else {
-                        self.errands.close(user, memory);
-                        continue;
+                Made::More { app, user, memory, segment } => {
+                    let application = self.app(app).filter(|app| Arc::ptr_eq(&app.memory, &memory));
+                    let rest = match application {
+                        Some(application) => {
+                            application.growing = false;
+                            calls.stack.add_memory(application.id, segment)
+                        }
+                        None => segment,
                     };
-                    let app = memory.ok_or(Errno::NOMEM).and_then(|memory| self.add_app(user, memory, calls));
-                    match self.may_attach(&guest.socket) {
-                        Ok(who) => self.enter(app, who, guest, calls),
-                        Err(error) => self.refuse_guest(guest, error, calls),
-                    }
+                    // Unmapped by the thread that has made it, the rest of the application's, too.
+                    self.errands.close(user, (rest, memory));
                 }
+                Made::New { user, key, memory, share } => self.app_comes(user, key, memory, share, calls),
             }
+        }
+    }
+
+    /// Memory of a new application was made.
+    fn app_comes(
+        &mut self,
+        user: u32,
+        key: [u8; KEY],
+        memory: Option<AppMemory>,
+        share: Share,
+        calls: &mut Calls<'_>,
+    ) {
+        let app = match memory {
+            Some(memory) => self.add_app(user, key, (memory, share), calls),
+            None => Err(Errno::NOMEM),
+        };
+        let is_one = |guest: &Guest| guest.user == user && guest.waits == Some(key);
+        while let Some(at) = self.guests.iter().position(is_one) {
+            let Some(guest) = self.guests.remove(at) else { return };
+            match self.may_attach(&guest.socket) {
+                Ok(who) => self.enter(app, who, guest, calls),
+                Err(error) => self.refuse_guest(guest, error, calls),
+            }
+        }
+        // Nobody has waited for it after all.
+        if let Ok(app) = app {
+            self.end_when_over(app, calls);
         }
     }
 
@@ -214,7 +273,7 @@ impl Serve {
             && let Some(wanted) = calls.stack.wanted_memory(application.id)
         {
             application.growing = true;
-            feed.go_on(application.user, (app, application.id), wanted, errands);
+            feed.go_on(app, application.user, Arc::clone(&application.memory), wanted, errands);
         }
     }
 
@@ -257,10 +316,16 @@ impl Serve {
     }
 
     /// A new application, with its memory.
-    fn add_app(&mut self, user: u32, memory: AppMemory, calls: &mut Calls<'_>) -> Result<usize, Errno> {
+    fn add_app(
+        &mut self,
+        user: u32,
+        key: [u8; KEY],
+        (memory, share): (AppMemory, Share),
+        calls: &mut Calls<'_>,
+    ) -> Result<usize, Errno> {
         let at = self.apps.iter().position(Option::is_none).unwrap_or(self.apps.len());
-        let mut key = [0; KEY];
-        if getrandom(&mut key, GetRandomFlags::NONBLOCK)? < KEY {
+        let mut instance = [0; 8];
+        if getrandom(&mut instance, GetRandomFlags::NONBLOCK)? < instance.len() {
             return Err(Errno::AGAIN);
         }
         let shared = Shared::new().map_err(|_| Errno::NOMEM)?;
@@ -269,10 +334,11 @@ impl Serve {
         let id = calls.stack.add_app(memory);
         calls.stack.limit_app(id, self.config.connections);
         let memory = Arc::clone(calls.stack.memory(id));
+        let name = (key, u64::from_ne_bytes(instance));
         if at == self.apps.len() {
             self.apps.push(None);
         }
-        self.apps[at] = Some(Box::new(Application::new(id, key, user, memory, shared, event)));
+        self.apps[at] = Some(Box::new(Application::new(id, name, user, (memory, share), shared, event)));
         Ok(at)
     }
 
@@ -326,6 +392,7 @@ impl Serve {
             version: VERSION,
             error: 0,
             key: application.key,
+            instance: application.instance,
             owner,
             pid: getpid().as_raw_nonzero().get().unsigned_abs(),
             gate,
@@ -341,23 +408,35 @@ impl Serve {
         }
     }
 
-    /// A process that has its parent's socket gets one of its own.
-    pub(super) fn fork(&mut self, app: usize, socket: OwnedFd, calls: &mut Calls<'_>) {
+    /// A process that has its parent's socket gets one of its own, as a guest.
+    pub(super) fn fork(&mut self, app: usize, answer_to: OwnedFd, calls: &mut Calls<'_>) {
         let Some(user) = self.app(app).map(|app| app.user) else { return };
-        let what = "a process's child is not let in";
-        if !is_channel(socket.as_fd()) {
-            self.refuse(calls.now, what, Errno::PROTOTYPE);
-            return self.errands.close(user, socket);
-        }
-        match credentials(&socket).and_then(|who| self.admit(app, who, &socket)) {
-            Ok(attached) => self.greet(attached, socket, calls),
+        let theirs = match is_channel(answer_to.as_fd()) {
+            true => self.invite(user, calls.now),
+            false => Err(Errno::PROTOTYPE),
+        };
+        match theirs {
+            // The socket is not of the stack's making: nothing is asked of it here.
+            Ok(theirs) => self.errands.run(user, move || {
+                let answer = Answer { descriptors: 1, ..Answer::of(0) };
+                let _ = wire::send(answer_to.as_fd(), &answer.to_bytes(), &[theirs.as_fd()]);
+            }),
             Err(error) => {
-                self.refuse(calls.now, what, error);
-                answer(socket.as_fd(), number(error));
-                self.watch.remove(socket.as_fd());
-                self.errands.close_socket(user, socket);
+                self.refuse(calls.now, "a process's child is not let in", error);
+                self.errands.close(user, answer_to);
             }
         }
+    }
+
+    /// The other end of a guest's socket. Who it is, says the kernel with its first message.
+    fn invite(&mut self, user: u32, now: u64) -> Result<OwnedFd, Errno> {
+        let kind = SocketFlags::CLOEXEC;
+        let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, kind, None)?;
+        set_socket_passcred(&socket, true)?;
+        let generation = self.next_generation();
+        let guest = Guest { generation, user, socket, since: now, invited: true, waits: None };
+        self.take_guest(guest).map_err(|(error, _)| error)?;
+        Ok(theirs)
     }
 }
 
@@ -383,6 +462,6 @@ struct Attached {
 
 /// Answers somebody who is not let in.
 fn answer(socket: BorrowedFd<'_>, error: u32) {
-    let welcome = Welcome { version: VERSION, error, key: [0; KEY], owner: 0, pid: 0, gate: 0, segments: 0 };
+    let welcome = Welcome { version: VERSION, error, ..Welcome::default() };
     let _ = wire::send(socket, &welcome.to_bytes(), &[]);
 }

@@ -1,12 +1,14 @@
 //! Memory of applications. To map and to touch it takes some ten milliseconds, to unmap it some, too; the thread of its user has
 //! them.
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use offcore_session::message::KEY;
 use offcore_session::{Memory, Segment, Wanted};
-use offcore_tcp::proto::{AppId, AppMemory};
+use offcore_tcp::proto::AppMemory;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
@@ -15,10 +17,22 @@ use super::errands::Errands;
 /// What was made; none where the system has no more.
 #[derive(Debug)]
 pub(super) enum Made {
-    /// Memory of a new application of a user's, for the guest of that generation.
-    New { user: u32, guest: u32, memory: Option<AppMemory> },
-    /// More for an application that is there: its number here, and the stack's.
-    More { app: usize, id: AppId, segment: Option<Segment> },
+    /// Memory of a user's new application, which has this key.
+    New { user: u32, key: [u8; KEY], memory: Option<AppMemory>, share: Share },
+    /// More for an application that is there: its number, its user, and what it has.
+    More { app: usize, user: u32, memory: Arc<Memory>, segment: Option<Segment> },
+}
+
+/// Counts one application's memory as its user's, from before it is made until after it is unmapped.
+#[derive(Debug)]
+pub(super) struct Share(#[expect(dead_code, reason = "it is counted")] Arc<()>);
+
+/// Memory of an application that is gone.
+#[derive(Debug)]
+struct Left {
+    user: u32,
+    memory: Arc<Memory>,
+    share: Share,
 }
 
 /// Where it comes from.
@@ -28,15 +42,17 @@ pub(super) struct Feed {
     to: Sender<Made>,
     /// Tells the worker that something was made.
     told: Arc<OwnedFd>,
-    /// Memory of applications that are gone, by user: the stack may still send from it.
-    left: Vec<(u32, Arc<Memory>)>,
+    /// How many applications' memory there is of each user: one reference each.
+    shares: HashMap<u32, Arc<()>>,
+    /// The stack may still send from it.
+    left: Vec<Left>,
 }
 
 impl Feed {
     pub(super) fn new() -> Result<Self, Errno> {
         let (to, made) = channel();
         let told = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Self { made, to, told, left: Vec::new() })
+        Ok(Self { made, to, told, shares: HashMap::new(), left: Vec::new() })
     }
 
     /// Has an event when there is something to be [taken](Self::next).
@@ -49,25 +65,47 @@ impl Feed {
         self.made.try_recv().ok()
     }
 
+    /// How many applications' memory there is, and of one user's: what is being made or unmapped, too.
+    pub(super) fn count(&self, user: u32) -> (usize, usize) {
+        let count = |share: &Arc<()>| Arc::strong_count(share) - 1;
+        (self.shares.values().map(count).sum(), self.shares.get(&user).map_or(0, count))
+    }
+
     /// Has memory of a new application made, of so many bytes at most.
-    pub(super) fn begin(&self, user: u32, guest: u32, bytes: usize, errands: &mut Errands) {
-        self.run(user, errands, move || Made::New { user, guest, memory: AppMemory::new(bytes).ok() });
+    pub(super) fn begin(&mut self, user: u32, key: [u8; KEY], bytes: usize, errands: &mut Errands) {
+        let share = Share(Arc::clone(self.shares.entry(user).or_default()));
+        self.run(user, errands, move || Made::New { user, key, memory: AppMemory::new(bytes).ok(), share });
     }
 
     /// Has more made for one that is there.
-    pub(super) fn go_on(&self, user: u32, (app, id): (usize, AppId), wanted: Wanted, errands: &mut Errands) {
-        self.run(user, errands, move || Made::More { app, id, segment: Segment::new(wanted).ok() });
+    pub(super) fn go_on(
+        &self,
+        app: usize,
+        user: u32,
+        memory: Arc<Memory>,
+        wanted: Wanted,
+        errands: &mut Errands,
+    ) {
+        self.run(user, errands, move || Made::More { app, user, memory, segment: Segment::new(wanted).ok() });
     }
 
     /// The application of this memory is gone.
-    pub(super) fn leave(&mut self, user: u32, memory: Arc<Memory>) {
-        self.left.push((user, memory));
+    pub(super) fn leave(&mut self, user: u32, memory: Arc<Memory>, share: Share) {
+        self.left.push(Left { user, memory, share });
+    }
+
+    /// Memory of a user's application that is gone longest of those that the stack still sends from.
+    pub(super) fn oldest_left(&self, user: u32) -> Option<&Arc<Memory>> {
+        self.left.iter().find(|left| left.user == user).map(|left| &left.memory)
     }
 
     /// Has memory unmapped that nobody else holds any more.
     pub(super) fn unmap(&mut self, errands: &mut Errands) {
-        for (user, memory) in self.left.extract_if(.., |(_, memory)| Arc::strong_count(memory) == 1) {
-            errands.close(user, memory);
+        for Left { user, memory, share } in
+            self.left.extract_if(.., |left| Arc::strong_count(&left.memory) == 1)
+        {
+            // In this order.
+            errands.run(user, move || drop((memory, share)));
         }
     }
 

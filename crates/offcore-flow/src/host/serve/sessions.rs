@@ -359,7 +359,9 @@ impl Serve {
             }
         }
         calls.stack.remove_app(application.id);
-        self.feed.leave(application.user, Arc::clone(&application.memory));
+        if let Some(share) = application.share.take() {
+            self.feed.leave(application.user, Arc::clone(&application.memory), share);
+        }
         self.errands.close(application.user, application);
     }
 }

@@ -2,8 +2,9 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, UnixCredentials};
 use offcore_session::message::MOST_DESCRIPTORS;
 use rustix::io::Errno;
 use rustix::net::{
@@ -39,6 +40,24 @@ pub(super) fn send(to: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'
             result => return result.map(drop),
         }
     }
+}
+
+/// Which process has sent the next message, on a socket that [passes that on](rustix::net::sockopt::set_socket_passcred). By nix:
+/// rustix has no value for a process of another namespace, which has no number. There is no room for descriptors, of which the
+/// message keeps its own.
+pub(super) fn sender(from: BorrowedFd<'_>) -> Result<UnixCredentials, Errno> {
+    let mut space = nix::cmsg_space!(UnixCredentials);
+    let mut byte = [0];
+    let mut part = [IoSliceMut::new(&mut byte)];
+    let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+    let errno = |error: nix::Error| Errno::from_raw_os_error(error as i32);
+    let message = nix::sys::socket::recvmsg::<()>(from.as_raw_fd(), &mut part, Some(&mut space), flags)
+        .map_err(errno)?;
+    let sender = message.cmsgs().map_err(errno)?.find_map(|message| match message {
+        ControlMessageOwned::ScmCredentials(sender) => Some(sender),
+        _ => None,
+    });
+    sender.ok_or(Errno::SRCH)
 }
 
 /// Receives a message; one that is longer than `bytes` is `EMSGSIZE`. One without bytes is the end. Its descriptors are added to
