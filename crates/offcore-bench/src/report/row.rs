@@ -202,7 +202,7 @@ pub struct Row {
     /// Share of copying, or of handing copies over and learning of their end.
     pub share_copy: Option<f64>,
     pub received: u64,
-    /// Packets whose content and order were checked; of TCP over veth the bytes of our windows, all of which are compared,
+    /// Packets whose content and order were checked; of HTTP answers that were compared, byte by byte; of TCP over veth the bytes of our windows, all of which are compared,
     /// by the length of a full segment.
     pub verified: u64,
     pub lost: u64,
@@ -233,7 +233,7 @@ pub struct Row {
     pub sustained_mpps: Option<f64>,
     /// Which of the two is the limit.
     pub bound: Option<&'static str>,
-    /// Rounds thrown away because the core's clock had changed.
+    /// Rounds thrown away because the core's clock had changed; of HTTP pairs of windows, because others used the cores.
     pub rejected: usize,
     /// Rounds that count although it had, since too many were thrown away before: the row is not to be trusted.
     pub unsteady: usize,
