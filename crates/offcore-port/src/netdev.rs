@@ -150,7 +150,7 @@ impl NetDev {
         }
     }
 
-    /// Sets the link up.
+    /// Sets the link up, unless it is.
     ///
     /// # Errors
     /// EPERM without CAP_NET_ADMIN.

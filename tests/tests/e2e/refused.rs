@@ -170,3 +170,25 @@ fn what_a_user_without_rights_may_not() {
     }
     assert_refused(None, Some(&dir), &["--port", "gen:", "--rt-priority", "50"], &["CAP_SYS_NICE"]);
 }
+
+/// Without rights, but for the user that the interface was made for.
+#[test]
+fn a_tap_interface_of_ones_own_needs_to_be_up() {
+    let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun]) else { return };
+    let netns = Netns::new().unwrap();
+    netns.ip(&["tuntap", "add", "dev", "tap9", "mode", "tap", "user", "0"]).unwrap();
+    let open = || {
+        let mut command = netns.command("setpriv");
+        command.args(["--bounding-set=-net_admin", "--inh-caps=-net_admin"]).arg(binary().unwrap());
+        command.args(["switch", "--mbufs", "4096", "--hugepages", "none", "--duration", "1"]);
+        command.args(["--port", "tap:tap9", "--port", "gen:count=1"]).output().unwrap()
+    };
+    let output = open();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let advice = "'tap9': it is down, and only root may change that: `ip link set tap9 up`: ";
+    assert!(said.contains(advice), "{said}");
+    netns.ip(&["link", "set", "tap9", "up"]).unwrap();
+    let output = open();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -75,6 +75,10 @@ pub(super) fn set_up(control: &OwnedFd, name: &str) -> io::Result<()> {
     let flags = unsafe { request.ifr_ifru.ifru_flags };
     #[allow(clippy::cast_possible_truncation, reason = "IFF_UP is 1")]
     let up = libc::IFF_UP as libc::c_short;
+    // The kernel wants rights for this call also where it changes nothing.
+    if flags & up != 0 {
+        return Ok(());
+    }
     request.ifr_ifru.ifru_flags = flags | up;
     // SAFETY: SIOCSIFFLAGS takes an ifreq.
     unsafe { ioctl(control, libc::SIOCSIFFLAGS, &mut request) }

@@ -37,7 +37,15 @@ pub(super) fn open(name: &str, queues: u16, offloads: bool) -> Result<(NetDev, V
     }
     let netdev =
         NetDev::open(&name).map_err(|source| (format!("asking about interface '{name}'"), source))?;
-    netdev.set_up().map_err(|source| (format!("setting up link '{name}'"), source))?;
+    netdev.set_up().map_err(|source| {
+        let advice = match source.raw_os_error() {
+            Some(libc::EPERM) => {
+                format!(": it is down, and only root may change that: `ip link set {name} up`")
+            }
+            _ => String::new(),
+        };
+        (format!("setting up link '{name}'{advice}"), source)
+    })?;
     Ok((netdev, files))
 }
 
