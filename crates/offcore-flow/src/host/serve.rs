@@ -56,7 +56,7 @@ use acceptor::Acceptor;
 use application::Application;
 use counts::Seldom;
 pub use counts::ServeCounts;
-use door::Door;
+use door::{Door, LONGEST};
 use errands::Errands;
 use feed::Feed;
 use key::{AT_ONCE, Key, Source, Watch};
@@ -93,6 +93,10 @@ pub enum ServeError {
     Taken { path: PathBuf, process: u32 },
     /// {path:?} is there, and no socket: remove it, or choose another path
     NoSocket { path: PathBuf },
+    /// {path:?} is there, and no lock of a stack, which has a process's number or nothing: remove it, or choose another path
+    NoLock { path: PathBuf },
+    /// {path:?}: a path of {found} bytes, expected 1 to {LONGEST:?}: choose a shorter one
+    Length { path: PathBuf, found: usize },
     /// {what} {path:?}: {source}
     Path { what: &'static str, path: PathBuf, source: Errno },
     /// {what}: {source}

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 
@@ -44,6 +44,42 @@ fn a_second_stack_is_refused_and_a_dead_one_replaced() {
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     std::fs::remove_file(&path).unwrap();
     assert!(matches!(serve(Path::new("/nonexistent/socket")), Err(ServeError::Path { .. })));
+}
+
+/// What is beside the path may be anybody's file.
+#[test]
+fn only_a_lock_is_taken_for_one() {
+    let path = path();
+    let lock = PathBuf::from(format!("{}.lock", path.display()));
+    std::fs::write(&path, "precious").unwrap();
+    assert!(matches!(serve(&path), Err(ServeError::NoSocket { .. })));
+    assert!(!lock.exists(), "nothing is left where nothing is served");
+    std::fs::remove_file(&path).unwrap();
+    for precious in ["precious", "12a\n", "123456789012", "12\n34\n"] {
+        std::fs::write(&lock, precious).unwrap();
+        assert!(matches!(serve(&path), Err(ServeError::NoLock { .. })), "{precious}");
+        assert_eq!(std::fs::read_to_string(&lock).unwrap(), precious);
+        assert!(!path.exists());
+    }
+    std::fs::remove_file(&lock).unwrap();
+    let target = path.with_extension("target");
+    std::fs::write(&target, "").unwrap();
+    std::os::unix::fs::symlink(&target, &lock).unwrap();
+    assert!(matches!(serve(&path), Err(ServeError::NoLock { .. })));
+    std::fs::remove_file(&target).unwrap();
+    std::fs::remove_file(&lock).unwrap();
+    // What a killed stack has left, with its number or without.
+    for left in ["", "4194304\n", "12"] {
+        std::fs::write(&lock, left).unwrap();
+        let serve = serve(&path).unwrap();
+        assert_eq!(std::fs::read_to_string(&lock).unwrap(), format!("{}\n", std::process::id()));
+        drop(serve);
+        assert!(!lock.exists() && !path.exists());
+    }
+    let long = std::env::temp_dir().join("x".repeat(110));
+    let error = serve(&long).unwrap_err();
+    assert!(error.to_string().contains("expected 1 to 107: choose a shorter one"), "{error}");
+    assert!(!PathBuf::from(format!("{}.lock", long.display())).exists());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -18,6 +18,10 @@ use super::ServeError;
 
 /// Processes that may wait to attach.
 const BACKLOG: i32 = 128;
+/// Bytes of a socket's path, at most: `sun_path` of unix(7), with a zero.
+pub(super) const LONGEST: usize = 107;
+/// Bytes of a process's number and a newline, at most.
+const NUMBER: usize = 11;
 /// How often the lock is tried whose file others remove.
 const TRIES: usize = 16;
 
@@ -26,29 +30,21 @@ const TRIES: usize = 16;
 pub(super) struct Door {
     socket: OwnedFd,
     path: PathBuf,
-    lock_path: PathBuf,
     /// Held as long as the socket is there.
-    _lock: File,
+    _lock: Lock,
 }
 
 impl Door {
     /// Opens it at `path`, for these other users, too. Where the file system has no lists of users it is open to all, and who they
     /// are is looked at when they attach, only.
     pub(super) fn open(path: &Path, others: &[u32]) -> Result<Self, ServeError> {
-        let mut lock_path = OsString::from(path);
-        lock_path.push(".lock");
-        let lock_path = PathBuf::from(lock_path);
-        let lock = lock(path, &lock_path)?;
+        // Before anything is written.
+        check(path)?;
+        let lock = Lock::take(path)?;
         let failed = |what| move |source| ServeError::Path { what, path: path.to_owned(), source };
-        match fs::symlink_metadata(path) {
-            Ok(found) if !found.file_type().is_socket() => {
-                return Err(ServeError::NoSocket { path: path.to_owned() });
-            }
-            // Nobody has the lock: the stack that it was of is dead.
-            Ok(_) => {
-                fs::remove_file(path).map_err(|error| failed("removing")(errno(&error)))?;
-            }
-            Err(_) => {}
+        // Nobody has the lock: the stack that a socket was of is dead.
+        if check(path)? {
+            fs::remove_file(path).map_err(|error| failed("removing")(errno(&error)))?;
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
@@ -57,7 +53,7 @@ impl Door {
         // Before it has a name: the file has this mode from its beginning.
         fchmod(&socket, Mode::from_raw_mode(0o600)).map_err(failed("restricting"))?;
         bind(&socket, &address).map_err(failed("binding"))?;
-        let door = Self { socket, path: path.to_owned(), lock_path, _lock: lock };
+        let door = Self { socket, path: path.to_owned(), _lock: lock };
         if !others.is_empty() && setxattr(path, ACL, &access_list(others), XattrFlags::empty()).is_err() {
             rustix::fs::chmod(path, Mode::from_raw_mode(0o666)).map_err(failed("opening"))?;
         }
@@ -77,9 +73,20 @@ impl Door {
 
 impl Drop for Door {
     fn drop(&mut self) {
-        // The lock last: whoever gets it finds neither.
+        // The lock goes after it: whoever gets it finds neither.
         let _ = fs::remove_file(&self.path);
-        let _ = fs::remove_file(&self.lock_path);
+    }
+}
+
+/// Whether a socket is at a path, where there may be one or nothing.
+fn check(path: &Path) -> Result<bool, ServeError> {
+    let found = path.as_os_str().len();
+    if !(1..=LONGEST).contains(&found) {
+        return Err(ServeError::Length { path: path.to_owned(), found });
+    }
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => Err(ServeError::NoSocket { path: path.to_owned() }),
+        found => Ok(found.is_ok()),
     }
 }
 
@@ -111,28 +118,67 @@ fn errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// The lock of a socket at `path`.
-fn lock(path: &Path, lock_path: &Path) -> Result<File, ServeError> {
-    let failed = |source| ServeError::Path { what: "locking", path: lock_path.to_owned(), source };
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    for _ in 0..TRIES {
-        let file = open(lock_path, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(taken(path, lock_path)),
-            Err(error) => return Err(failed(error)),
+/// The lock of a socket: a file beside it, which is removed when this is dropped.
+#[derive(Debug)]
+struct Lock {
+    file: File,
+    path: PathBuf,
+}
+
+impl Lock {
+    /// Takes the lock of a socket at a path.
+    fn take(socket: &Path) -> Result<Self, ServeError> {
+        let mut path = OsString::from(socket);
+        path.push(".lock");
+        let path = PathBuf::from(path);
+        let failed = |source| ServeError::Path { what: "locking", path: path.clone(), source };
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        for _ in 0..TRIES {
+            let other = fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file());
+            let file = match other {
+                true => return Err(ServeError::NoLock { path }),
+                false => File::from(open(&path, flags, Mode::from_raw_mode(0o600)).map_err(failed)?),
+            };
+            if !is_lock(&file) {
+                return Err(ServeError::NoLock { path });
+            }
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Err(taken(socket, &path)),
+                Err(error) => return Err(failed(error)),
+            }
+            // Who had it before may have removed the file in between: then this is a lock of nothing.
+            let held = fstat(&file).map_err(failed)?;
+            let found = fs::symlink_metadata(&path);
+            if found.is_ok_and(|found| (found.dev(), found.ino()) == (held.st_dev, held.st_ino)) {
+                let mut lock = Self { file, path };
+                // For people: who finds it locked says who has it. Where that cannot be written it says less.
+                let _ = lock
+                    .file
+                    .set_len(0)
+                    .and_then(|()| lock.file.rewind())
+                    .and_then(|()| writeln!(lock.file, "{}", std::process::id()));
+                return Ok(lock);
+            }
         }
-        // Who had it before may have removed the file in between: then this is a lock of nothing.
-        let held = fstat(&file).map_err(failed)?;
-        let found = fs::symlink_metadata(lock_path);
-        if found.is_ok_and(|found| (found.dev(), found.ino()) == (held.st_dev, held.st_ino)) {
-            let mut file = File::from(file);
-            // For people: who finds it locked says who has it. Where that cannot be written it says less.
-            let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-            return Ok(file);
-        }
+        Err(taken(socket, &path))
     }
-    Err(taken(path, lock_path))
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // It is locked still: nobody else has this file.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Whether a file is empty, or has what a stack writes to its lock: any other one is somebody's own.
+fn is_lock(file: &File) -> bool {
+    let mut bytes = Vec::new();
+    let read = file.take(NUMBER as u64 + 1).read_to_end(&mut bytes);
+    let number = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
+    let is_file = file.metadata().is_ok_and(|found| found.is_file());
+    is_file && read.is_ok() && bytes.len() <= NUMBER && number.iter().all(u8::is_ascii_digit)
 }
 
 /// Another stack has the lock, whose process is in it.
