@@ -142,11 +142,11 @@ fn command(args: &ExecArgs, stack: &Path) -> Result<Command, Failure> {
     let [name, arguments @ ..] = args.program.as_slice() else {
         return Err(Failure::Usage("no program".into()));
     };
-    let program = Program::find(name).map_err(not_run)?;
+    let mut program = Program::find(name).map_err(not_run)?;
     program.check().map_err(not_run)?;
     let library = library::install().context("the preload library").map_err(whole)?;
-    let mut command = Command::new(program.path());
-    command.arg0(name).args(arguments);
+    let mut command = program.command(name);
+    command.args(arguments);
     // One application, whichever of its processes comes to the stack first.
     let mut key = [0; KEY];
     getrandom(&mut key, GetRandomFlags::empty()).context("getrandom").map_err(whole)?;

@@ -94,7 +94,7 @@ pub(crate) struct TcpArgs {
     pub serve: Option<PathBuf>,
 
     /// A user whose processes may attach, by number, beside the stack's own and root; once for each
-    #[arg(long, value_name = "UID", requires = "serve")]
+    #[arg(long, value_name = "UID", requires = "serve", value_parser = uid)]
     pub allow_uid: Vec<u32>,
 
     /// MiB of memory that the connections of one application have for their data, at most [default: 256]
@@ -116,6 +116,12 @@ pub(crate) struct TcpArgs {
     /// What the worker does that has nothing to do: poll on, or sleep until something comes
     #[arg(long, value_name = "WHAT", default_value = "poll", value_parser = idle())]
     pub idle: Idle,
+}
+
+/// A user's number.
+fn uid(text: &str) -> Result<u32, String> {
+    text.parse()
+        .map_err(|_| format!("expected a user's number, such as 33: `id -u {text}` says that of a name"))
 }
 
 /// A port and its interface.
@@ -428,6 +434,7 @@ mod tests {
         for (flags, expected) in [
             ("--serve /run/s --app sink", "cannot be used with"),
             ("--allow-uid 33", "--serve"),
+            ("--serve /run/s --allow-uid www-data", "expected a user's number, such as 33: `id -u www-data`"),
             ("--app-memory 64", "--serve"),
             ("--serve /run/s --app-memory 1", "4..=65536"),
             ("--app-connections 9", "--serve"),

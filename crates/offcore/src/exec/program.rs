@@ -5,7 +5,9 @@ use std::fs;
 use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use object::elf::{self, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
@@ -16,13 +18,16 @@ const DEEPEST: usize = 5;
 /// Bytes of the line that names an interpreter, at most.
 const LONGEST: usize = 256;
 
+/// What runs a script that names no interpreter.
+const SHELL: &str = "/bin/sh";
+
 /// What is expected of a file's content.
 const GLIBC: &str = "a program that is linked with glibc when it starts (x86-64, 64 bits)";
 
 /// Why a program cannot be run on the stack.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProgramError {
-    #[error("{}: no such program: expected a path, or a name in PATH", .0.display())]
+    #[error("{}: no such program: expected a path, or a name in PATH", shown(.0))]
     NotFound(OsString),
     #[error("{}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
@@ -41,10 +46,17 @@ impl ProgramError {
     }
 }
 
+/// A name as it can be seen: one from a script may end in CR, and one may be empty.
+fn shown(name: &OsStr) -> String {
+    if name.is_empty() { "''".into() } else { name.to_string_lossy().escape_debug().to_string() }
+}
+
 /// An executable file.
 #[derive(Debug)]
 pub(super) struct Program {
     path: PathBuf,
+    /// It is a text that names no interpreter.
+    by_shell: bool,
 }
 
 impl Program {
@@ -53,6 +65,9 @@ impl Program {
     /// # Errors
     /// When there is none, or none that may be executed.
     pub(super) fn find(name: &OsStr) -> Result<Self, ProgramError> {
+        if name.is_empty() {
+            return Err(ProgramError::NotFound(name.into()));
+        }
         if name.as_bytes().contains(&b'/') {
             return Self::at(name.into());
         }
@@ -76,7 +91,7 @@ impl Program {
             Ok(found) if found.mode() & 0o111 == 0 => {
                 unfit(&path, "a file that nobody may execute".into(), "one with that right (chmod +x)")
             }
-            Ok(_) => Ok(Self { path }),
+            Ok(_) => Ok(Self { path, by_shell: false }),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
                 Err(ProgramError::NotFound(path.into()))
             }
@@ -84,27 +99,36 @@ impl Program {
         }
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.path
+    /// What is to be executed, with a name that it is told. A shell gets a text as execvp(3) has it.
+    pub(super) fn command(&self, name: &OsStr) -> Command {
+        if self.by_shell {
+            let mut command = Command::new(SHELL);
+            command.arg(&self.path);
+            return command;
+        }
+        let mut command = Command::new(&self.path);
+        command.arg0(name);
+        command
     }
 
     /// Refuses what would run without the library.
     ///
     /// # Errors
     /// What was found, and what was expected.
-    pub(super) fn check(&self) -> Result<(), ProgramError> {
+    pub(super) fn check(&mut self) -> Result<(), ProgramError> {
         let mut path = self.path.clone();
         for _ in 0..DEEPEST {
             privileges(&path)?;
-            match interpreter(&path)? {
-                Some(next) if !next.exists() => {
-                    let missing = format!("its interpreter {} is not there", next.display());
-                    let source = std::io::Error::new(ErrorKind::NotFound, missing);
-                    return Err(ProgramError::Read { path, source });
+            let first = beginning(&path)?;
+            path = match interpreter(&path, &first)? {
+                Some(next) if !next.exists() => return missing(path, &next),
+                Some(next) => next,
+                None if first.contains(&0) || first.starts_with(&elf::ELFMAG) => return check_elf(&path),
+                None => {
+                    self.by_shell = true;
+                    SHELL.into()
                 }
-                Some(next) => path = next,
-                None => return check_elf(&path),
-            }
+            };
         }
         unfit(&path, "too many interpreters in a row".into(), "a program")
     }
@@ -136,13 +160,26 @@ fn privileges(path: &Path) -> Result<(), ProgramError> {
     Ok(())
 }
 
-/// The interpreter that a script names.
-fn interpreter(path: &Path) -> Result<Option<PathBuf>, ProgramError> {
+/// A script whose interpreter is not there.
+fn missing<T>(path: PathBuf, interpreter: &Path) -> Result<T, ProgramError> {
+    let ends_in_cr = interpreter.as_os_str().as_bytes().ends_with(b"\r");
+    let advice = if ends_in_cr { ": the script's lines end in CR LF, expected LF" } else { "" };
+    let found = format!("its interpreter {} is not there{advice}", shown(interpreter.as_os_str()));
+    Err(ProgramError::Read { path, source: std::io::Error::new(ErrorKind::NotFound, found) })
+}
+
+/// The first bytes of a file. Those of a program have zeros, those of a text have none.
+fn beginning(path: &Path) -> Result<Vec<u8>, ProgramError> {
     let mut first = Vec::new();
     let file = fs::File::open(path).map_err(read_error(path))?;
     file.take(LONGEST as u64).read_to_end(&mut first).map_err(read_error(path))?;
+    Ok(first)
+}
+
+/// The interpreter that a script names.
+fn interpreter(path: &Path, first: &[u8]) -> Result<Option<PathBuf>, ProgramError> {
     let Some(line) = first.strip_prefix(b"#!") else { return Ok(None) };
-    let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default().trim_ascii();
+    let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let mut words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
     let Some(name) = words.next() else { return unfit(path, "#! without a name".into(), "a program") };
     let name = Path::new(OsStr::from_bytes(name));

@@ -71,7 +71,12 @@ fn missing(path: &Path, error: Errno) -> String {
         (Errno::CONNREFUSED, _) => format!("nobody serves it: {serve}"),
         (Errno::PROTOTYPE, _) => format!("found the socket of something else, {expected}"),
         (Errno::ACCESS, _) => "this user may not: see --allow-uid of `offcore tcp`".into(),
-        (Errno::AGAIN, _) => format!("who serves it has not answered within {} s", BEGINS_WITHIN.as_secs()),
+        (Errno::AGAIN, _) => {
+            let time = BEGINS_WITHIN.as_secs();
+            format!(
+                "who serves it has not answered within {time} s: continue it if it is stopped, or start it again"
+            )
+        }
         (error, _) => error.to_string(),
     }
 }

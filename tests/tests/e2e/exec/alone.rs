@@ -1,5 +1,6 @@
 //! A program with a stack of its own: `offcore exec --port`.
 
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use offcore_bench::peer::process::Process;
@@ -23,6 +24,24 @@ fn start_behind(netns: &Netns, prefix: &[&str], script: &str) -> Process {
     let mut command = netns.command(words[0]);
     command.args(&words[1..]);
     Process::spawn("offcore", command).unwrap()
+}
+
+/// As execvp(3), and so env and shells, have it.
+#[test]
+fn a_shell_runs_a_script_that_names_no_interpreter() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let (netns, dir) = (Netns::new().unwrap(), TempDir::new().unwrap());
+    let script = dir.file("script");
+    std::fs::write(&script, "echo \"$0 has $1\"\nexit 5\n").unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let script = script.display().to_string();
+    let port = format!("tap:{TAP},addr={}/24", STACK[0]);
+    let mut command = netns.command(offcore::binary().unwrap());
+    command.args(["exec", "--port", &port, &script, "a word"]);
+    let mut program = Process::spawn("offcore", command).unwrap();
+    assert_eq!(program.wait_for_exit(TIMEOUT).unwrap().code(), Some(5), "{}", program.tail());
+    assert_eq!(program.stdout_from(0), format!("{script} has a word\n"));
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn programs_that_cannot_be_preloaded() {
     other[18] = 183;
     refused(&executable(&dir, "other", &other), &["another processor"]);
     refused(&executable(&dir, "cut", &unchanged[..100]), &["an ELF file that cannot be read"]);
-    refused(&executable(&dir, "text", b"echo it runs\n"), &["neither an ELF file nor a script"]);
+    refused(&executable(&dir, "data", b"echo\0it runs\n"), &["neither an ELF file nor a script"]);
 
     // What the Go linker leaves in what it makes.
     let go = compiled(&dir, "go", &[]);
@@ -91,6 +91,17 @@ fn programs_that_cannot_be_preloaded() {
     );
 
     ends_with(127, "/nowhere/at/all", &["/nowhere/at/all: no such program"]);
+    // The end of a line is seen that Windows has.
+    for (line, seen) in [
+        ("/bin/sh\r", "crlf: its interpreter /bin/sh\\r is not there: the script's lines end in CR LF"),
+        ("/usr/bin/env sh\r", "sh\\r: no such program"),
+    ] {
+        ends_with(127, &executable(&dir, "crlf", script(line).as_bytes()), &[seen]);
+    }
+    ends_with(127, "", &["'': no such program"]);
+    // A text that names no interpreter would run: a shell takes it.
+    ends_with(1, &executable(&dir, "text", b"echo it runs\n"), &["no stack at /nowhere/at/all"]);
+
     ends_with(127, &dir.file("text/below").display().to_string(), &["no such program"]);
     ends_with(127, "no-such-program", &["no-such-program: no such program", "PATH"]);
     refused(&dir.path().display().to_string(), &["a directory, expected an executable file"]);
