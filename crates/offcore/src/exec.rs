@@ -2,6 +2,7 @@
 
 mod library;
 mod program;
+mod signals;
 mod stack;
 
 use std::ffi::OsString;
@@ -19,7 +20,8 @@ use crate::Failure;
 use crate::switch::plan;
 use crate::tcp::HostPortArg;
 use program::{Program, ProgramError};
-use stack::{Signals, Stack};
+use signals::Signals;
+use stack::Stack;
 
 /// Where a stack is looked for that nobody names.
 pub(crate) const STACK: &str = "/run/offcore/stack.sock";
@@ -120,18 +122,23 @@ fn run_both(args: &ExecArgs) -> Result<(), Failure> {
     plan::check_twice(&ports.collect::<Vec<_>>()).map_err(Failure::Usage)?;
     // What cannot run is refused before anything starts.
     command(args, Path::new(""))?;
-    let signals = Signals::new().context("handling signals").map_err(whole)?;
+    let mut signals = Signals::new().context("handling signals").map_err(whole)?;
     let mut stack = Stack::start(&args.ports).map_err(whole)?;
+    stack.wait_until_it_serves(&mut signals).map_err(whole)?;
     without_io_uring().map_err(whole)?;
     let mut program = command(args, &stack.path())?;
+    if let Some(signal) = signals.ends() {
+        drop(stack);
+        // As a shell does.
+        std::process::exit(128 + signal);
+    }
     let child = program
         .spawn()
         .map_err(|source| not_run(ProgramError::Read { path: program.get_program().into(), source }))?;
-    let status = stack.wait(&child, &signals).map_err(whole)?;
+    let status = stack.wait(&child, &mut signals).map_err(whole)?;
     drop(stack);
     match (status.code(), status.signal()) {
         (Some(0), _) => Ok(()),
-        // As a shell does.
         (Some(code), _) => std::process::exit(code),
         (None, signal) => std::process::exit(128 + signal.unwrap_or(0)),
     }

@@ -10,6 +10,7 @@ mod nginx;
 mod python;
 mod redis;
 mod refused;
+mod signals;
 mod soak;
 mod ssh;
 mod stack;

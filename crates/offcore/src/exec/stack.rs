@@ -4,9 +4,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
@@ -17,14 +16,14 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, connect, recv, send, socket,
 };
-use rustix::process::{
-    Pid, Signal, WaitOptions, getpgid, getpgrp, getpid, kill_process, set_child_subreaper, wait,
-};
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
+use signal_hook::consts::SIGCHLD;
 
+use super::signals::Signals;
 use crate::output::say;
-use crate::switch::stop_on_signals;
 
+/// The socket's name in the directory of a stack of this command's own.
+const SOCKET: &str = "stack.sock";
 /// How long a stack may take to begin, and a program or a stack to end.
 const BEGINS_WITHIN: Duration = Duration::from_secs(30);
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
@@ -98,37 +97,6 @@ fn ask(socket: &OwnedFd) -> Result<Option<Welcome>, Errno> {
     }
 }
 
-/// What this command is told.
-#[derive(Debug)]
-pub(super) struct Signals {
-    /// To end.
-    stopped: Arc<AtomicBool>,
-    /// That by a terminal, perhaps, which tells all processes of its foreground group.
-    by_terminal: Arc<AtomicBool>,
-}
-
-impl Signals {
-    /// Takes them from now on.
-    ///
-    /// # Errors
-    /// The system's.
-    pub(super) fn new() -> io::Result<Self> {
-        let (stopped, by_terminal) = (stop_on_signals()?, Arc::default());
-        for signal in [SIGHUP, SIGQUIT] {
-            signal_hook::flag::register(signal, Arc::clone(&stopped))?;
-        }
-        for signal in [SIGINT, SIGQUIT] {
-            signal_hook::flag::register(signal, Arc::clone(&by_terminal))?;
-        }
-        Ok(Self { stopped, by_terminal })
-    }
-
-    /// Whether a process has had the signal from its terminal.
-    fn has_had(&self, pid: Pid) -> bool {
-        self.by_terminal.load(Ordering::Relaxed) && getpgid(Some(pid)) == Ok(getpgrp())
-    }
-}
-
 /// A stack of this command's own.
 #[derive(Debug)]
 pub(super) struct Stack {
@@ -139,33 +107,39 @@ pub(super) struct Stack {
 }
 
 impl Stack {
-    /// Starts a stack on ports, and waits until it serves.
+    /// Starts a stack on ports.
     ///
     /// # Errors
-    /// When it ends instead; it has said why.
+    /// The system's.
     pub(super) fn start(ports: &[String]) -> Result<Self> {
         let dir = std::env::temp_dir().join(format!("offcore-exec-{}", std::process::id()));
         fs::DirBuilder::new().mode(0o700).create(&dir).with_context(|| dir.display().to_string())?;
         let mut command = Command::new(std::env::current_exe().context("this program")?);
-        command
-            .args(["tcp", "--idle", "sleep", "--stats-interval", "0", "--serve"])
-            .arg(dir.join("stack.sock"));
+        command.args(["tcp", "--idle", "sleep", "--stats-interval", "0"]);
+        command.arg("--serve").arg(dir.join(SOCKET));
         for port in ports {
             command.arg("--port").arg(port);
         }
         // A terminal's signals are not for it: it is there until the program has ended.
         command.process_group(0);
         // Its last report is not the program's output.
-        command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null());
         let process = command.spawn();
         if process.is_err() {
             let _ = fs::remove_dir_all(&dir);
         }
-        let mut stack = Self { process: process.context("the stack")?, ended: false, dir };
+        Ok(Self { process: process.context("the stack")?, ended: false, dir })
+    }
+
+    /// Waits until it serves, or this command is to end.
+    ///
+    /// # Errors
+    /// When it ends instead; it has said why.
+    pub(super) fn wait_until_it_serves(&mut self, signals: &mut Signals) -> Result<()> {
         let since = Instant::now();
-        while reach(&stack.path()).is_err() {
-            if let Some(status) = stack.process.try_wait().context("the stack")? {
-                stack.ended = true;
+        while signals.ends().is_none() && reach(&self.path()).is_err() {
+            if let Some(status) = self.process.try_wait().context("the stack")? {
+                self.ended = true;
                 bail!("the stack has ended: {status}");
             }
             if since.elapsed() > BEGINS_WITHIN {
@@ -177,20 +151,20 @@ impl Stack {
         signal_hook::flag::register(SIGCHLD, Arc::default()).context("handling SIGCHLD")?;
         // What the program leaves is this process's to wait for.
         set_child_subreaper(Some(getpid())).context("prctl(PR_SET_CHILD_SUBREAPER)")?;
-        Ok(stack)
+        Ok(())
     }
 
     /// Path of its socket.
     pub(super) fn path(&self) -> PathBuf {
-        self.dir.join("stack.sock")
+        self.dir.join(SOCKET)
     }
 
-    /// Waits for a program's end, and then for that of the processes that it has left: servers go into the background so. A
-    /// signal to this command is theirs.
+    /// Waits for a program's end, and then for that of the processes that it has left: servers go into the background so.
+    /// Signals to this command are theirs.
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn wait(&mut self, program: &Child, signals: &Signals) -> Result<ExitStatus> {
+    pub(super) fn wait(&mut self, program: &Child, signals: &mut Signals) -> Result<ExitStatus> {
         let program = pid_of(program);
         let mut status = None;
         self.wait_for(signals, LOOK_EVERY, |stack| {
@@ -214,20 +188,25 @@ impl Stack {
         status.context("the program has ended unseen")
     }
 
-    /// Waits until no process is alive. Once this command is told to stop, they are, and killed if they do not. Who has been told
-    /// by the terminal has time to do what it wants to.
-    fn wait_for(&mut self, signals: &Signals, every: Duration, mut alive: impl FnMut(&mut Self) -> Vec<Pid>) {
+    /// Waits until no process is alive. Once this command is told to stop, they are, and killed if they do not, or if it is told
+    /// again. Who has been told by the terminal has time to do what it wants to.
+    fn wait_for(
+        &mut self,
+        signals: &mut Signals,
+        every: Duration,
+        mut alive: impl FnMut(&mut Self) -> Vec<Pid>,
+    ) {
         let (mut since, mut told) = (None, Vec::new());
         loop {
             let alive = alive(self);
             if alive.is_empty() {
                 return;
             }
-            if signals.stopped.load(Ordering::Relaxed) {
+            if let Some(stop) = signals.pass_on(&alive) {
                 let waited = since.get_or_insert_with(Instant::now).elapsed();
                 for pid in alive {
-                    let time = if signals.has_had(pid) { ENDS_WITHIN } else { Duration::ZERO };
-                    if waited > time + ENDS_WITHIN {
+                    let time = if stop.has_had(pid) { ENDS_WITHIN } else { Duration::ZERO };
+                    if stop.at_once || waited > time + ENDS_WITHIN {
                         let _ = kill_process(pid, Signal::KILL);
                     } else if waited >= time && !told.contains(&pid) {
                         told.push(pid);

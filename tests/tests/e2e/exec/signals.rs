@@ -1,0 +1,127 @@
+//! `offcore exec --port` is told to end: nothing is left, and the program has the signals that are its own.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use offcore_bench::peer::process::Process;
+use peers::offcore::Signal;
+use peers::{Netns, TempDir, offcore, one_core, require};
+
+use super::super::tcp::TAP;
+use super::{Guard, NEEDS, STACK, TIMEOUT, children, lives, until};
+
+/// A namespace and a directory for temporary files of its own.
+struct Place {
+    _guard: Guard,
+    netns: Netns,
+    dir: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let netns = Netns::new().unwrap();
+        Self { _guard: Guard::new(&netns), netns, dir: TempDir::new().unwrap() }
+    }
+
+    /// Starts a shell's script with a stack, behind a command that becomes what follows it.
+    fn start(&self, prefix: &[&str], script: &str) -> Process {
+        let port = format!("tap:{TAP},addr={}/24", STACK[0]);
+        let binary = offcore::binary().unwrap();
+        let words =
+            [prefix, &[binary.to_str().unwrap(), "exec", "--port", &port, "sh", "-c", script]].concat();
+        let mut command = self.netns.command(words[0]);
+        command.args(&words[1..]).env("TMPDIR", self.dir.path());
+        Process::spawn("offcore", command).unwrap()
+    }
+
+    /// Directories of stacks.
+    fn directories(&self) -> usize {
+        let names = fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.as_encoded_bytes().starts_with(b"offcore-exec-")).count()
+    }
+
+    /// Neither a directory nor an interface nor a process is left.
+    fn assert_clean(&self, processes: &[u32], program: &Process) {
+        assert_eq!(self.directories(), 0, "{}", program.tail());
+        assert!(self.netns.run("ip", &["link", "show", TAP]).is_err(), "{}", program.tail());
+        assert!(!processes.iter().any(|process| lives(*process)), "{processes:?}: {}", program.tail());
+    }
+}
+
+fn wait_for_word(word: &str, program: &Process) {
+    until(word, || program.stdout_from(0).contains(word), || program.tail());
+}
+
+#[test]
+fn a_second_signal_kills_the_program_and_what_it_has_left() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let place = Place::new();
+    let deaf = "trap '' TERM INT; sleep 600 & echo ready; while :; do sleep 1; done";
+    let mut program = place.start(&[], deaf);
+    wait_for_word("ready", &program);
+    let all: Vec<u32> =
+        children(program.id()).into_iter().flat_map(|pid| [vec![pid], children(pid)].concat()).collect();
+    assert!(all.len() >= 3, "{all:?}");
+    program.signal(Signal::TERM).unwrap();
+    thread::sleep(Duration::from_millis(500));
+    assert_eq!(program.exit_status(Duration::ZERO), None, "{}", program.tail());
+    let since = Instant::now();
+    program.signal(Signal::TERM).unwrap();
+    assert_eq!(program.wait_for_exit(TIMEOUT).unwrap().code(), Some(137), "{}", program.tail());
+    assert!(since.elapsed() < Duration::from_secs(8), "it was not waited for: {:?}", since.elapsed());
+    place.assert_clean(&all, &program);
+}
+
+#[test]
+fn a_signal_while_the_stack_starts_ends_both() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let place = Place::new();
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let mut program = place.start(&[], "echo it runs; sleep 600");
+        let since = Instant::now();
+        while place.directories() == 0 {
+            assert!(since.elapsed() < TIMEOUT, "{}", program.tail());
+            thread::sleep(Duration::from_millis(1));
+        }
+        program.signal(signal).unwrap();
+        assert_eq!(program.wait_for_exit(TIMEOUT).unwrap().code(), Some(code), "{}", program.tail());
+        assert_eq!(program.stdout_from(0), "", "{}", program.tail());
+        place.assert_clean(&[], &program);
+    }
+}
+
+#[test]
+fn what_a_process_sends_is_the_programs() {
+    let Some(()) = require(&NEEDS) else { return };
+    let _core = one_core();
+    let place = Place::new();
+    let signals = [
+        ("INT", Signal::INT),
+        ("QUIT", Signal::QUIT),
+        ("HUP", Signal::HUP),
+        ("USR1", Signal::USR1),
+        ("USR2", Signal::USR2),
+        ("WINCH", Signal::WINCH),
+    ];
+    let traps: String = signals.iter().map(|(name, _)| format!("trap 'echo has {name}.' {name}; ")).collect();
+    let mut program = place.start(&[], &format!("{traps} echo ready; while :; do sleep 0.05; done"));
+    wait_for_word("ready", &program);
+    // The same one again is the program's again.
+    for round in 1..=2 {
+        for (name, signal) in signals {
+            program.signal(signal).unwrap();
+            let has = || program.stdout_from(0).matches(&format!("has {name}.")).count() == round;
+            until(name, has, || program.tail());
+        }
+    }
+    assert_eq!(program.exit_status(Duration::ZERO), None, "{}", program.tail());
+    program.signal(Signal::TERM).unwrap();
+    assert_eq!(program.wait_for_exit(TIMEOUT).unwrap().code(), Some(143), "{}", program.tail());
+    place.assert_clean(&[], &program);
+    // What is ignored stays so.
+    let mut program = place.start(&["nohup"], "kill -HUP $$; exit 5");
+    assert_eq!(program.wait_for_exit(TIMEOUT).unwrap().code(), Some(5), "{}", program.tail());
+}
