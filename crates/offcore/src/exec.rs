@@ -1,5 +1,6 @@
 //! `offcore exec`: a program whose sockets are the stack's.
 
+mod directory;
 mod library;
 mod program;
 mod signals;

@@ -1,7 +1,7 @@
 //! The stack that a program runs on: one that is served, or one that is started for it.
 
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -19,6 +19,7 @@ use rustix::net::{
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
 use signal_hook::consts::SIGCHLD;
 
+use super::directory::Directory;
 use super::signals::Signals;
 use crate::output::say;
 
@@ -103,7 +104,7 @@ pub(super) struct Stack {
     process: Child,
     /// Its end has been seen.
     ended: bool,
-    dir: PathBuf,
+    directory: Directory,
 }
 
 impl Stack {
@@ -112,23 +113,20 @@ impl Stack {
     /// # Errors
     /// The system's.
     pub(super) fn start(ports: &[String]) -> Result<Self> {
-        let dir = std::env::temp_dir().join(format!("offcore-exec-{}", std::process::id()));
-        fs::DirBuilder::new().mode(0o700).create(&dir).with_context(|| dir.display().to_string())?;
+        let directory = Directory::make()?;
         let mut command = Command::new(std::env::current_exe().context("this program")?);
         command.args(["tcp", "--idle", "sleep", "--stats-interval", "0"]);
-        command.arg("--serve").arg(dir.join(SOCKET));
+        command.arg("--serve").arg(directory.path().join(SOCKET));
         for port in ports {
             command.arg("--port").arg(port);
         }
         // A terminal's signals are not for it: it is there until the program has ended.
         command.process_group(0);
+        command.stdin(directory.claim().context("the stack's directory")?);
         // Its last report is not the program's output.
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        let process = command.spawn();
-        if process.is_err() {
-            let _ = fs::remove_dir_all(&dir);
-        }
-        Ok(Self { process: process.context("the stack")?, ended: false, dir })
+        command.stdout(Stdio::null());
+        let process = command.spawn().context("the stack")?;
+        Ok(Self { process, ended: false, directory })
     }
 
     /// Waits until it serves, or this command is to end.
@@ -156,7 +154,7 @@ impl Stack {
 
     /// Path of its socket.
     pub(super) fn path(&self) -> PathBuf {
-        self.dir.join(SOCKET)
+        self.directory.path().join(SOCKET)
     }
 
     /// Waits for a program's end, and then for that of the processes that it has left: servers go into the background so.
@@ -269,7 +267,6 @@ impl Drop for Stack {
             }
             thread::sleep(LOOK_EVERY);
         }
-        let _: io::Result<()> = fs::remove_dir_all(&self.dir);
     }
 }
 

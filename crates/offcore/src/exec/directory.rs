@@ -1,0 +1,138 @@
+//! The directory of a stack that a program has for itself. Nobody knows its name before it is there.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+const PREFIX: &str = "offcore-exec-";
+/// Names that are tried.
+const TRIES: usize = 16;
+
+/// A directory that only this user can read. It is removed when this is dropped.
+#[derive(Debug)]
+pub(super) struct Directory {
+    path: PathBuf,
+    lock: File,
+}
+
+impl Directory {
+    /// Makes one among those of temporary files. Those that killed commands have left are removed first.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn make() -> Result<Self> {
+        Self::make_in(&std::env::temp_dir())
+    }
+
+    fn make_in(parent: &Path) -> Result<Self> {
+        remove_left(parent);
+        for _ in 0..TRIES {
+            let mut random = [0; 8];
+            getrandom(&mut random, GetRandomFlags::empty()).context("random bytes")?;
+            let path = parent.join(format!("{PREFIX}{:016x}", u64::from_ne_bytes(random)));
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                Err(error) => return Err(error).with_context(|| path.display().to_string()),
+            }
+            match lock(&path) {
+                Ok(Some(lock)) => return Ok(Self { path, lock }),
+                // Another command has taken it for one that was left.
+                Ok(None) => {}
+                Err(error) => {
+                    let _ = fs::remove_dir(&path);
+                    return Err(error).with_context(|| format!("locking {}", path.display()));
+                }
+            }
+        }
+        bail!("{}: every name for a new directory is taken", parent.display())
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A descriptor that keeps the directory from being taken for one that was left, as long as any process has it.
+    pub(super) fn claim(&self) -> io::Result<File> {
+        self.lock.try_clone()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Locks a directory of this user's; `None`: it is none, or it is gone, or somebody needs it.
+fn lock(path: &Path) -> Result<Option<File>, Errno> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let Ok(directory) = open(path, flags, Mode::empty()).map(File::from) else { return Ok(None) };
+    match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    // It may have been removed in between, and made by somebody else.
+    let (Ok(locked), Ok(found)) = (directory.metadata(), fs::symlink_metadata(path)) else { return Ok(None) };
+    let same = (locked.dev(), locked.ino()) == (found.dev(), found.ino());
+    Ok(Some(directory).filter(|_| same && found.uid() == geteuid().as_raw()))
+}
+
+/// Removes this user's directories that neither a command nor a stack has.
+fn remove_left(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let is_ours = entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes());
+        if is_ours && let Ok(Some(_lock)) = lock(&entry.path()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_has_is_removed() {
+        let parent = std::env::temp_dir().join(format!("offcore-directory-{}", std::process::id()));
+        let [left, claimed, other] = ["offcore-exec-1", "offcore-exec-2", "other"].map(|name| {
+            fs::create_dir_all(parent.join(name).join("below")).unwrap();
+            parent.join(name)
+        });
+        // As a stack has it whose command was killed.
+        let lock = lock(&claimed).unwrap().unwrap();
+        let claim = lock.try_clone().unwrap();
+        drop(lock);
+        let first = Directory::make_in(&parent).unwrap();
+        assert!(!left.exists() && claimed.exists() && other.exists());
+        drop(claim);
+        let second = Directory::make_in(&parent).unwrap();
+        assert!(!claimed.exists() && other.exists());
+        let paths = [first, second].map(|made| {
+            assert_eq!(fs::metadata(made.path()).unwrap().mode() & 0o777, 0o700);
+            made.path().to_owned()
+        });
+        assert_ne!(paths[0], paths[1]);
+        assert!(paths.iter().all(|path| !path.exists()));
+        fs::remove_dir_all(&parent).unwrap();
+    }
+
+    #[test]
+    fn links_are_no_directories() {
+        let parent = std::env::temp_dir().join(format!("offcore-directory-links-{}", std::process::id()));
+        fs::create_dir_all(parent.join("precious")).unwrap();
+        std::os::unix::fs::symlink("precious", parent.join("offcore-exec-1")).unwrap();
+        drop(Directory::make_in(&parent).unwrap());
+        assert!(parent.join("precious").exists() && parent.join("offcore-exec-1").exists());
+        fs::remove_dir_all(&parent).unwrap();
+    }
+}
