@@ -163,6 +163,11 @@ impl TcpReport {
     pub fn count(&self, name: &str) -> u64 {
         self.counts.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count)
     }
+
+    /// What the server of applications in other processes counts by that name.
+    pub fn served(&self, name: &str) -> u64 {
+        self.serve.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count)
+    }
 }
 
 /// A connection of a host.

@@ -16,6 +16,7 @@ use offcore_flow::{Running, SwitchConfig, SwitchError};
 use offcore_port::Port;
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
+use rustix::process::{Pid, getppid};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::Failure;
@@ -47,19 +48,21 @@ pub(crate) struct Watching<'a> {
     pub until_idle: bool,
     /// How much is measured, if that is to be told.
     pub measured: Option<Measured>,
+    /// The process whose end is this one's, once no application is left that is served.
+    pub parent: Option<Pid>,
     /// Reports for people.
     pub tables: fn(&Line<'_>) -> String,
 }
 
 impl<'a> Watching<'a> {
-    /// Nothing is measured.
+    /// Nothing is measured, and nobody's end is waited for.
     pub(crate) fn new(
         ports: &'a [PortSpec],
         run: &'a RunArgs,
         until_idle: bool,
         tables: fn(&Line<'_>) -> String,
     ) -> Self {
-        Self { ports, run, until_idle, measured: None, tables }
+        Self { ports, run, until_idle, measured: None, parent: None, tables }
     }
 }
 
@@ -169,6 +172,9 @@ impl Watch<'_> {
             if !self.running.is_running() {
                 return Ok(StoppedBy::Worker);
             }
+            if self.is_left()? {
+                return Ok(StoppedBy::Parent);
+            }
             if self.watching.run.duration.is_some_and(|duration| now - started >= duration) {
                 return Ok(StoppedBy::Duration);
             }
@@ -198,6 +204,15 @@ impl Watch<'_> {
             let until_next = next.map_or(TICK, |at| at.saturating_duration_since(now));
             std::thread::sleep(until_next.min(if measuring.is_some() { MEASURING_TICK } else { TICK }));
         }
+    }
+
+    /// Whether the parent has ended, and nobody is served any more.
+    fn is_left(&self) -> anyhow::Result<bool> {
+        if self.watching.parent.is_none_or(|parent| getppid() == Some(parent)) {
+            return Ok(false);
+        }
+        let report = self.running.reporter()?.report("interval")?;
+        Ok(report.tcp.iter().all(|host| host.served("applications") == 0))
     }
 
     fn finish(mut self, stopped_by: StoppedBy) -> Result<(), Failure> {

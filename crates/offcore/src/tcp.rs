@@ -1,9 +1,9 @@
 //! `offcore tcp`: a TCP/IP host on ports, with a small application.
 
-use std::fmt;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::{fmt, fs};
 
 use clap::Args;
 use offcore_dma::Mode;
@@ -16,6 +16,7 @@ use offcore_mem::BURST;
 use offcore_port::spec::{PortSpec, split_fields};
 use offcore_tcp::proto::{Prefix, Route};
 use offcore_wire::MacAddr;
+use rustix::process::Pid;
 
 use crate::args::flags::by_flag;
 use crate::args::{EngineArgs, RunArgs, idle, mode, port};
@@ -104,6 +105,10 @@ pub(crate) struct TcpArgs {
     /// Connections, datagram sockets and listeners that one application has, at most [default: 65536]
     #[arg(long, value_name = "N", requires = "serve", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     pub app_connections: Option<u32>,
+
+    /// Ends with this process, its parent, once no application is left; then the socket's directory goes, too. `offcore exec` says so
+    #[arg(long, hide = true, value_name = "PID", requires = "serve", value_parser = clap::value_parser!(i32).range(1..))]
+    pub parent: Option<i32>,
 
     /// Who makes the copies; auto chooses by what it measures [default: offload where a queue is mapped, cpu elsewhere]
     #[arg(long, value_name = "MODE", value_parser = mode())]
@@ -297,7 +302,12 @@ pub(crate) fn run(args: &TcpArgs) -> Result<(), Failure> {
     if args.serve.is_some() || matches!(args.app.service, Service::Http(_)) {
         http::raise_descriptors();
     }
-    run_switch(&config, Watching::new(&ports, &args.run, false, report::tables))
+    let watching = Watching::new(&ports, &args.run, false, report::tables);
+    let result = run_switch(&config, Watching { parent: args.parent.and_then(Pid::from_raw), ..watching });
+    if let (Some(_), Some(directory)) = (args.parent, args.serve.as_deref().and_then(Path::parent)) {
+        let _ = fs::remove_dir(directory);
+    }
+    result
 }
 
 fn plan(args: &TcpArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {

@@ -117,6 +117,8 @@ impl Stack {
         let mut command = Command::new(std::env::current_exe().context("this program")?);
         command.args(["tcp", "--idle", "sleep", "--stats-interval", "0"]);
         command.arg("--serve").arg(directory.path().join(SOCKET));
+        // It ends, too, when this process is killed.
+        command.arg("--parent").arg(std::process::id().to_string());
         for port in ports {
             command.arg("--port").arg(port);
         }

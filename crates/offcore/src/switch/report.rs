@@ -80,6 +80,8 @@ pub(crate) enum StoppedBy {
     Idle,
     /// Nobody reads the reports any more.
     Output,
+    /// The process that started it has ended.
+    Parent,
     /// A worker ended by itself.
     Worker,
 }

@@ -1,4 +1,4 @@
-//! `offcore exec --port` is told to end: nothing is left, and the program has the signals that are its own.
+//! `offcore exec --port` is told to end, or is killed: nothing is left, and the program has the signals that are its own.
 
 use std::fs;
 use std::thread;
@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use offcore_bench::peer::process::Process;
 use peers::offcore::Signal;
-use peers::{Netns, TempDir, offcore, one_core, require};
+use peers::{Need, Netns, TempDir, offcore, one_core, require};
+use rustix::process::{Pid, kill_process};
 
-use super::super::tcp::TAP;
+use super::super::http::curl;
+use super::super::tcp::{KERNEL, TAP};
 use super::{Guard, NEEDS, STACK, TIMEOUT, children, lives, until};
 
 /// A namespace and a directory for temporary files of its own.
@@ -124,4 +126,43 @@ fn what_a_process_sends_is_the_programs() {
     // What is ignored stays so.
     let mut program = place.start(&["nohup"], "kill -HUP $$; exit 5");
     assert_eq!(program.wait_for_exit(TIMEOUT).unwrap().code(), Some(5), "{}", program.tail());
+}
+
+#[test]
+fn a_killed_command_leaves_nothing() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Python, Need::Curl]].concat()) else { return };
+    let _core = one_core();
+    let place = Place::new();
+    // Nobody is on the stack: it ends at once.
+    for signal in [Signal::KILL, Signal::ALARM] {
+        let mut program = place.start(&[], "echo ready; exec sleep 600");
+        wait_for_word("ready", &program);
+        let all = children(program.id());
+        let [stack, sleep] = all.as_slice() else { panic!("{all:?}") };
+        program.signal(signal).unwrap();
+        program.wait_for_exit(TIMEOUT).unwrap();
+        until("the stack's end", || !lives(*stack), || program.tail());
+        kill_process(Pid::from_raw(sleep.cast_signed()).unwrap(), Signal::KILL).unwrap();
+        place.assert_clean(&[], &program);
+    }
+    // A server has its stack until it ends.
+    fs::write(place.dir.file("page"), "it is served").unwrap();
+    let dir = place.dir.path().display();
+    let mut program =
+        place.start(&[], &format!("echo ready; exec python3 -m http.server 8080 --directory {dir}"));
+    wait_for_word("ready", &program);
+    place.netns.ip(&["addr", "replace", KERNEL[0], "dev", TAP]).unwrap();
+    let page = format!("http://{}:8080/page", STACK[0]);
+    let serves = || place.netns.run("curl", &["--silent", "--fail", "--max-time", "1", &page]).is_ok();
+    until("a page", serves, || program.tail());
+    let all = children(program.id());
+    let [stack, server] = all.as_slice() else { panic!("{all:?}") };
+    program.signal(Signal::KILL).unwrap();
+    program.wait_for_exit(TIMEOUT).unwrap();
+    // A second is many looks at the parent.
+    thread::sleep(Duration::from_secs(1));
+    assert_eq!(curl(&place.netns, &[&page]), b"it is served");
+    kill_process(Pid::from_raw(server.cast_signed()).unwrap(), Signal::KILL).unwrap();
+    until("the stack's end", || !lives(*stack), || program.tail());
+    place.assert_clean(&[], &program);
 }

@@ -63,8 +63,7 @@ fn host(host: &TcpReport) -> String {
 
 /// Who is served in other processes.
 fn applications(host: &TcpReport) -> String {
-    let count =
-        |name: &str| host.serve.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
+    let count = |name: &str| host.served(name);
     let mut text = format!(
         "  applications: {} in {} processes, {} sessions; {} tokens, {} gates opened",
         count("applications"),
