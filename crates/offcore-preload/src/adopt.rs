@@ -4,7 +4,6 @@ use core::ffi::c_int;
 
 use offcore_session::message::{Call, NONE, Question};
 
-use crate::environment;
 use crate::link;
 use crate::session;
 use crate::sys;
@@ -12,11 +11,10 @@ use crate::table::{self, Entry, Kind};
 
 /// A descriptor that came from somewhere: it may be an end of one of the application's sessions.
 pub(crate) fn adopt(fd: c_int) {
-    if link::ensure().is_err() {
-        return;
-    }
-    let is_stream = sys::int_option(fd, libc::SOL_SOCKET, libc::SO_TYPE) == libc::SOCK_STREAM;
-    if !is_stream || link::is_own(fd) || !link::is_stacks(fd) {
+    let option = |name| sys::int_option(fd, libc::SOL_SOCKET, name);
+    let may_be = option(libc::SO_DOMAIN) == libc::AF_UNIX && option(libc::SO_TYPE) == libc::SOCK_STREAM;
+    // A program without such sockets has nothing to do with the stack yet.
+    if !may_be || link::is_own(fd) || link::ensure().is_err() || !link::is_stacks(fd) {
         return;
     }
     if let Ok((answer, received)) = link::ask(&Question::new(Call::Adopt, NONE, 0), &[fd]) {
@@ -32,8 +30,5 @@ pub(crate) fn adopt(fd: c_int) {
 
 /// A program that has just been executed may have sessions of the one before it.
 pub(crate) fn inherit() {
-    if environment::key() == [0; _] {
-        return;
-    }
     sys::each_descriptor(adopt);
 }

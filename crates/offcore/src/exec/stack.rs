@@ -28,6 +28,8 @@ const SOCKET: &str = "stack.sock";
 /// How long a stack may take to begin, and a program or a stack to end.
 const BEGINS_WITHIN: Duration = Duration::from_secs(30);
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
+/// How long a stack may be busy with other programs that begin.
+const TURN_WITHIN: Duration = Duration::from_secs(3);
 /// Time between two looks, and two for processes that have been left.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const LEFT_EVERY: Duration = Duration::from_millis(200);
@@ -41,10 +43,16 @@ pub(super) fn reach(path: &Path) -> Result<()> {
         let found = path.as_os_str().len();
         anyhow!("--stack: {error}: a path of {found} bytes, expected 1 to 107: choose a shorter one")
     })?;
-    let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).context("a socket")?;
-    let connected = connect(&socket, &address).and_then(|()| ask(&socket));
-    let found =
-        connected.map_err(|error| anyhow!("no stack at {}: {}", path.display(), missing(path, error)))?;
+    let since = Instant::now();
+    let found = loop {
+        let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).context("a socket")?;
+        match connect(&socket, &address).and_then(|()| ask(&socket)) {
+            // It may be the turn of others.
+            Err(Errno::CONNRESET | Errno::PIPE) if since.elapsed() < TURN_WITHIN => thread::sleep(LOOK_EVERY),
+            Err(error) => bail!("no stack at {}: {}", path.display(), missing(path, error)),
+            Ok(found) => break found,
+        }
+    };
     let path = path.display();
     match found {
         Some(Welcome { version: VERSION, error: 0, .. }) => Ok(()),
@@ -77,6 +85,9 @@ fn missing(path: &Path, error: Errno) -> String {
                 "who serves it has not answered within {time} s: continue it if it is stopped, or start it again"
             )
         }
+        (Errno::CONNRESET | Errno::PIPE, _) => {
+            "who serves it hangs up: it is no stack, or too many programs begin at once".into()
+        }
         (error, _) => error.to_string(),
     }
 }
@@ -87,6 +98,9 @@ fn ask(socket: &OwnedFd) -> Result<Option<Welcome>, Errno> {
     send(socket, &Hello { version: ASK, key: [0; KEY] }.to_bytes(), SendFlags::NOSIGNAL)?;
     let mut bytes = [0; 256];
     let (len, _) = recv(socket, &mut bytes[..], RecvFlags::empty())?;
+    if len == 0 {
+        return Err(Errno::CONNRESET);
+    }
     let welcome = bytes.get(..len).and_then(Welcome::from_bytes);
     match welcome {
         Some(Welcome { version: VERSION, error, .. })
