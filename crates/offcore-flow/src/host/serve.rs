@@ -5,7 +5,7 @@
 //!
 //! * `door`: where processes attach, and `attach`: who they are,
 //! * `application`: its processes and sessions, `feed`: its memory, `ports`: which of them have a port,
-//! * `calls`: what they ask for, and `datagrams`: of datagram sockets,
+//! * `calls`: what they ask for, `datagrams`: of datagram sockets, and `addresses`: what they may have,
 //! * `acceptor`: connections of the kernel's listeners, `errands`: what else may have to wait for an application,
 //! * `session`: what a session's application wants, and is told; `listening`: connections that come,
 //! * `raw`: what is written to a session without the library,
@@ -20,6 +20,7 @@
 //! threads beside the workers (`errands`, `acceptor`).
 
 mod acceptor;
+mod addresses;
 mod application;
 mod attach;
 mod calls;

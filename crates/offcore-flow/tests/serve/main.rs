@@ -5,6 +5,7 @@ mod calls;
 mod datagrams;
 mod kernels;
 mod lingering;
+mod ports;
 mod process;
 mod processes;
 mod raw;

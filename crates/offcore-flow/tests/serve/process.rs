@@ -71,6 +71,18 @@ pub(crate) fn try_to_knock(path: &Path) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
+/// The same as another user: a thread's user is its own, as the system call has it.
+pub(crate) fn knock_as(path: &Path, user: u32) -> Result<OwnedFd, Errno> {
+    std::thread::scope(|scope| {
+        let knocking = scope.spawn(|| {
+            let user = rustix::process::Uid::from_raw(user);
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            try_to_knock(path)
+        });
+        knocking.join().unwrap()
+    })
+}
+
 /// What the stack answers to `bytes` by its beginning.
 pub(crate) fn greet(
     world: &mut World<Serve>,
@@ -120,7 +132,15 @@ impl Process {
 
     /// One of the application that has `key`.
     pub(crate) fn join(world: &mut World<Serve>, path: &Path, key: [u8; KEY]) -> Self {
-        let socket = knock(path);
+        Self::greeted(world, knock(path), key)
+    }
+
+    /// One of a new application of another user's.
+    pub(crate) fn attach_as(world: &mut World<Serve>, path: &Path, user: u32) -> Self {
+        Self::greeted(world, knock_as(path, user).unwrap(), [0; KEY])
+    }
+
+    fn greeted(world: &mut World<Serve>, socket: OwnedFd, key: [u8; KEY]) -> Self {
         let hello = Hello { version: VERSION, key };
         let (welcome, descriptors) = greet(world, &socket, &hello.to_bytes()).unwrap();
         Self::new(socket, welcome, descriptors)

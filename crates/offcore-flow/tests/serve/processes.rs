@@ -18,7 +18,7 @@ use rustix::event::PollFlags as Bits;
 use rustix::io::Errno;
 
 use crate::process::{
-    Process, bind, bits, connect_to, greet, hear, knock, listen, receive, send_with, try_to_knock,
+    Process, bind, bits, connect_to, greet, hear, knock, knock_as, listen, receive, send_with,
 };
 use crate::setup::{path, serve, serve_also, world, world_of_few};
 use crate::world::World;
@@ -115,18 +115,8 @@ fn other_users_are_let_in_when_they_are_named() {
     }
     let path = path();
     let mut world = World::new(serve_also(&path, &[54_321]).unwrap(), Config::default());
-    // A thread's user is its own, as the system call has it.
-    let knock_as = |user| {
-        let path = path.clone();
-        let knocking = std::thread::spawn(move || {
-            let user = rustix::process::Uid::from_raw(user);
-            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
-            try_to_knock(&path)
-        });
-        knocking.join().unwrap()
-    };
     // The kernel refuses whom it has on no list; where it has none the stack does.
-    let error = |world: &mut World<Serve>, user, version, key| match knock_as(user) {
+    let error = |world: &mut World<Serve>, user, version, key| match knock_as(&path, user) {
         Ok(socket) => greet(world, &socket, &Hello { version, key }.to_bytes()).unwrap().0.error,
         Err(error) => number(error),
     };

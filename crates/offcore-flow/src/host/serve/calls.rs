@@ -12,7 +12,6 @@ use offcore_session::slot::state;
 use offcore_tcp::proto::{CallError, Info};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
-use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::application::Asked;
 use super::key::Key;
@@ -28,11 +27,6 @@ const QUESTIONS: usize = 16;
 const ALL_QUESTIONS: usize = 128;
 /// How long who binds something waits for what is being closed, in microseconds.
 const CLOSE_TIMEOUT: u64 = 100_000;
-/// Ports that are chosen from for a session that is bound to none: as those of connections.
-const PORTS: std::ops::RangeInclusive<u16> = 32768..=60999;
-
-/// The first port that everybody may have.
-const UNPRIVILEGED: u16 = 1024;
 
 /// States of a connection without any, as Linux numbers them.
 const CLOSE: u32 = 7;
@@ -211,7 +205,7 @@ impl Serve {
                 if address.is_some_and(|address| !calls.stack.has_address(address)) {
                     return Err(Errno::ADDRNOTAVAIL);
                 }
-                let port = self.stream_port(address, local.port())?;
+                let port = self.stream_port(app, address, local.port(), None)?;
                 self.may_bind(app, port)?;
                 let place = calls.stack.take_slot(id).ok_or(Errno::NOBUFS)?;
                 let local = SocketAddr::new(local.ip(), port);
@@ -223,7 +217,7 @@ impl Serve {
                     calls.stack.source_to(to.ip()).map_err(errno)?;
                 }
                 self.may_bind(app, local.port())?;
-                self.datagrams(id, local, None, calls)?
+                self.datagrams(app, local, None, calls)?
             }
             _ => return Err(Errno::PROTOTYPE),
         };
@@ -262,51 +256,6 @@ impl Serve {
         }
     }
 
-    /// Ports below 1024 are for root, as in the kernel, and for the stack's own user.
-    fn may_bind(&self, app: usize, port: u16) -> Result<(), Errno> {
-        let user = self.apps.get(app).and_then(Option::as_deref).map(|app| app.user);
-        let may =
-            port == 0 || port >= UNPRIVILEGED || user.is_some_and(|user| user == 0 || user == self.user);
-        if may { Ok(()) } else { Err(Errno::ACCESS) }
-    }
-
-    /// The port of a stream that is bound: the one that is wanted, or one that nobody has.
-    fn stream_port(&self, address: Option<IpAddr>, port: u16) -> Result<u16, Errno> {
-        let overlap = |other: Option<IpAddr>| {
-            let (Some(one), Some(other)) = (address, other) else { return true };
-            let any = one.is_unspecified() || other.is_unspecified();
-            one == other || any && one.is_ipv4() == other.is_ipv4()
-        };
-        let what = |(app, number)| self.what(app, number);
-        let at = |port: u16| self.ports.at(port).filter_map(what);
-        if port != 0 {
-            // Others may have bound it, too: who listens first has it.
-            let has = |what: &What| {
-                matches!(what, What::Listener(listener)
-                    if listener.port == port && overlap(listener.address) && !listener.shares)
-            };
-            return if at(port).any(has) { Err(Errno::ADDRINUSE) } else { Ok(port) };
-        }
-        let taken = |port: u16| {
-            at(port).chain(self.bound.at(port).filter_map(what)).any(|what| match what {
-                What::Bound(other, _) => overlap(*other),
-                What::Listener(listener) => overlap(listener.address),
-                _ => false,
-            })
-        };
-        let mut bytes = [0; 4];
-        getrandom(&mut bytes, GetRandomFlags::NONBLOCK)?;
-        let (first, count) = (u32::from(*PORTS.start()), PORTS.len() as u32);
-        let from = u32::from_ne_bytes(bytes) % count;
-        let mut ports = (0..count).map(|n| (first + (from + n) % count) as u16);
-        ports.find(|port| !taken(*port)).ok_or(Errno::ADDRINUSE)
-    }
-
-    fn what(&self, app: usize, number: u32) -> Option<&What> {
-        let application = self.apps.get(app)?.as_deref()?;
-        application.session(number).map(|session| &session.what)
-    }
-
     /// A connection, of a session that has an address or of a new one; or the peer of a datagram socket.
     fn connect(&mut self, app: usize, question: &Question, calls: &mut Calls<'_>) -> Result<Reply, Errno> {
         let application = self.app(app).ok_or(Errno::BADF)?;
@@ -326,7 +275,7 @@ impl Serve {
             self.may_bind(app, from)?;
             if question.value == DATAGRAM {
                 let local = question.local.ok_or(Errno::INVAL)?;
-                let begin = self.datagrams(id, local, Some(to), calls)?;
+                let begin = self.datagrams(app, local, Some(to), calls)?;
                 return self.made(app, begin, calls);
             }
             let conn = calls.stack.connect(calls.now, id, question.local, to, calls.out).map_err(errno)?;
@@ -380,12 +329,16 @@ impl Serve {
             None => return Err(Errno::BADF),
         };
         let (address, port) = match (bound, question.local) {
-            (Some(bound), _) => bound,
+            (Some((address, port)), _) => {
+                // Others may have begun to listen there since it was bound.
+                self.end_closed_at(port, calls);
+                (address, self.stream_port(app, address, port, Some(shares))?)
+            }
             (None, Some(local)) => {
                 let both = local.ip() == Ipv6Addr::UNSPECIFIED && question.value & ONLY_V6 == 0;
                 let address = (!both).then_some(local.ip().to_canonical());
                 self.may_bind(app, local.port())?;
-                (address, self.stream_port(address, local.port())?)
+                (address, self.stream_port(app, address, local.port(), Some(shares))?)
             }
             (None, None) => return Err(Errno::INVAL),
         };

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use offcore_session::message::Question;
 use offcore_session::slot::state;
-use offcore_tcp::proto::{AppId, Cause, ConnId};
+use offcore_tcp::proto::{Cause, ConnId};
 use rustix::io::Errno;
 
 use super::Serve;
@@ -17,13 +17,15 @@ impl Serve {
     /// A datagram socket of an application, bound to `local` and connected to `peer`, if there is one.
     pub(super) fn datagrams(
         &self,
-        id: AppId,
+        app: usize,
         local: SocketAddr,
         peer: Option<SocketAddr>,
         calls: &mut Calls<'_>,
     ) -> Result<Beginning, Errno> {
         let address = Some(local.ip()).filter(|address| !address.is_unspecified());
-        let conn = calls.stack.open_datagrams(id, address, local.port()).map_err(errno)?;
+        let port = self.datagram_port(app, address, local.port(), calls)?;
+        let id = self.apps.get(app).and_then(Option::as_deref).ok_or(Errno::BADF)?.id;
+        let conn = calls.stack.open_datagrams(id, address, port).map_err(errno)?;
         let source = match peer {
             Some(_) => calls.stack.connect_datagrams(conn, peer).map_err(errno),
             None => Ok(None),

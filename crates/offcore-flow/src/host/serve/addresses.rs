@@ -1,0 +1,128 @@
+//! Which addresses and ports a session may have. All addresses overlap with each one, and what overlaps with what somebody has is
+//! refused, as in Linux: one user's connections and datagrams do not come to another.
+
+use std::net::IpAddr;
+
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::Serve;
+use super::session::What;
+use crate::host::Calls;
+
+/// Ports that are chosen from for a session that is bound to none: as those of connections.
+const PORTS: std::ops::RangeInclusive<u16> = 32768..=60999;
+/// The first port that everybody may have.
+const UNPRIVILEGED: u16 = 1024;
+
+/// Whether two addresses have one in common; none is all.
+fn overlap(one: Option<IpAddr>, other: Option<IpAddr>) -> bool {
+    let (Some(one), Some(other)) = (one, other) else { return true };
+    let any = one.is_unspecified() || other.is_unspecified();
+    one == other || any && one.is_ipv4() == other.is_ipv4()
+}
+
+impl Serve {
+    /// Ports below 1024 are for root, as in the kernel, and for the stack's own user.
+    pub(super) fn may_bind(&self, app: usize, port: u16) -> Result<(), Errno> {
+        let may = port == 0
+            || port >= UNPRIVILEGED
+            || self.user_of(app).is_some_and(|user| user == 0 || user == self.user);
+        if may { Ok(()) } else { Err(Errno::ACCESS) }
+    }
+
+    /// The port of a stream: the one that is wanted, or one that nobody has. `shares`: whether it is to listen and share what it
+    /// has; none is not known before it listens.
+    pub(super) fn stream_port(
+        &self,
+        app: usize,
+        address: Option<IpAddr>,
+        port: u16,
+        shares: Option<bool>,
+    ) -> Result<u16, Errno> {
+        let user = self.user_of(app);
+        if port != 0 {
+            // Others may have bound it, too: who listens first has it. It is shared among one user's, as in Linux.
+            let has = |(other, what): (usize, &What)| {
+                matches!(what, What::Listener(listener) if overlap(listener.address, address)
+                    && !(listener.shares && shares.unwrap_or(true) && self.user_of(other) == user))
+            };
+            return if self.at(port).any(has) { Err(Errno::ADDRINUSE) } else { Ok(port) };
+        }
+        let bound = |port| self.bound.at(port).filter_map(|(app, number)| self.what(app, number));
+        any_port(|port| {
+            self.at(port).map(|(_, what)| what).chain(bound(port)).any(|what| match what {
+                What::Bound(other, _) => overlap(*other, address),
+                What::Listener(listener) => overlap(listener.address, address),
+                _ => false,
+            })
+        })
+    }
+
+    /// The port of a datagram socket. One user may have all addresses and one of them, as with `SO_REUSEADDR`.
+    pub(super) fn datagram_port(
+        &self,
+        app: usize,
+        address: Option<IpAddr>,
+        port: u16,
+        calls: &Calls<'_>,
+    ) -> Result<u16, Errno> {
+        let user = self.user_of(app);
+        let has = |what: &What| {
+            let conn = if let What::Datagrams(conn) = what { Some(*conn) } else { None };
+            let found = conn.and_then(|conn| calls.stack.datagram_address(conn));
+            found.is_some_and(|(other, _)| overlap(other, address))
+        };
+        if port == 0 {
+            return any_port(|port| self.at(port).any(|(_, what)| has(what)));
+        }
+        let mut others = self.at(port).filter(|(app, _)| self.user_of(*app) != user);
+        if others.any(|(_, what)| has(what)) { Err(Errno::ADDRINUSE) } else { Ok(port) }
+    }
+
+    fn user_of(&self, app: usize) -> Option<u32> {
+        self.apps.get(app)?.as_deref().map(|app| app.user)
+    }
+
+    /// Listeners and datagram sockets that have a port, and the applications that they are of.
+    fn at(&self, port: u16) -> impl Iterator<Item = (usize, &What)> {
+        self.ports.at(port).filter_map(|(app, number)| Some((app, self.what(app, number)?)))
+    }
+
+    fn what(&self, app: usize, number: u32) -> Option<&What> {
+        let application = self.apps.get(app)?.as_deref()?;
+        application.session(number).map(|session| &session.what)
+    }
+}
+
+/// Any port that is not taken.
+fn any_port(taken: impl Fn(u16) -> bool) -> Result<u16, Errno> {
+    let mut bytes = [0; 4];
+    getrandom(&mut bytes, GetRandomFlags::NONBLOCK)?;
+    let (first, count) = (u32::from(*PORTS.start()), PORTS.len() as u32);
+    let from = u32::from_ne_bytes(bytes) % count;
+    let mut ports = (0..count).map(|n| (first + (from + n) % count) as u16);
+    ports.find(|port| !taken(*port)).ok_or(Errno::ADDRINUSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_addresses_overlap_with_each_of_their_family() {
+        let at = |text: &str| Some(text.parse().unwrap());
+        let (all, four, six) = (None, at("0.0.0.0"), at("::"));
+        for (one, other, expected) in [
+            (all, six, true),
+            (all, at("10.0.0.2"), true),
+            (four, at("10.0.0.2"), true),
+            (four, six, false),
+            (six, at("10.0.0.2"), false),
+            (at("10.0.0.2"), at("10.0.0.2"), true),
+            (at("10.0.0.2"), at("10.0.0.3"), false),
+        ] {
+            assert_eq!((overlap(one, other), overlap(other, one)), (expected, expected), "{one:?} {other:?}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Who may have which address and port: what overlaps is one user's.
+
+use std::net::SocketAddr;
+
+use offcore_flow::host::serve::Serve;
+use offcore_session::message::{Call, NONE, Question, SHARE_PORT};
+use offcore_tcp::proto::Config;
+use rustix::io::Errno;
+
+use crate::process::{End, Process, bind};
+use crate::setup::{path, serve_also};
+use crate::world::World;
+
+const STREAM: u32 = 1;
+const DATAGRAM: u32 = 2;
+const OTHER: u32 = 54_321;
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn listen_at(text: &str, shares: bool) -> Question {
+    let mut question = Question::new(Call::Listen, NONE, 16);
+    question.value |= if shares { SHARE_PORT } else { 0 };
+    question.local = Some(address(text));
+    question
+}
+
+/// A server that lets in another user, and a process of root's and one of that user's; none where this is not root.
+fn two_users(name: &str) -> Option<(World<Serve>, Process, Process)> {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP: {name}: needs root");
+        return None;
+    }
+    let path = path();
+    let mut world = World::new(serve_also(&path, &[OTHER]).unwrap(), Config::default());
+    let ours = Process::attach(&mut world, &path);
+    let theirs = Process::attach_as(&mut world, &path, OTHER);
+    Some((world, ours, theirs))
+}
+
+/// Has a session that is bound listen; the error.
+fn listen_bound(world: &mut World<Serve>, process: &Process, end: &End, shares: bool) -> u32 {
+    let value = 16 | if shares { SHARE_PORT } else { 0 };
+    process.ask(world, &Question::new(Call::Listen, end.number(), value), &[]).0.error
+}
+
+#[test]
+fn a_listener_at_one_address_takes_no_other_users_connections() {
+    let Some((mut world, ours, theirs)) =
+        two_users("a_listener_at_one_address_takes_no_other_users_connections")
+    else {
+        return;
+    };
+    let in_use = Errno::ADDRINUSE.raw_os_error() as u32;
+    // Bound before, in vain.
+    let bound = theirs.open(&mut world, &bind(STREAM, address("10.0.0.1:8080"))).unwrap();
+    let own = ours.open(&mut world, &bind(STREAM, address("10.0.0.1:8080"))).unwrap();
+    let listener = ours.open(&mut world, &listen_at("0.0.0.0:8080", false)).unwrap();
+    for shares in [false, true] {
+        assert_eq!(listen_bound(&mut world, &theirs, &bound, shares), in_use);
+        assert_eq!(listen_bound(&mut world, &ours, &own, shares), in_use, "as in Linux");
+    }
+    // What is shared is shared with the same user.
+    let shared = ours.open(&mut world, &listen_at("0.0.0.0:8081", true)).unwrap();
+    for (text, shares) in [("10.0.0.1:8081", true), ("10.0.0.1:8081", false), ("[::]:8081", true)] {
+        assert_eq!(theirs.open(&mut world, &listen_at(text, shares)).err(), Some(in_use), "{text}");
+    }
+    assert_eq!(theirs.open(&mut world, &bind(STREAM, address("10.0.0.1:8081"))).err(), Some(in_use));
+    assert_eq!(ours.open(&mut world, &listen_at("10.0.0.1:8081", false)).err(), Some(in_use), "as in Linux");
+    let clients = [8080, 8081].map(|port| world.connect(port));
+    world.run(0.1);
+    assert!(ours.accept(&listener).is_some() && ours.accept(&shared).is_some() && clients.len() == 2);
+    // One user's may have both.
+    let one = ours.open(&mut world, &listen_at("10.0.0.1:8081", true)).unwrap();
+    world.connect(8081);
+    world.run(0.1);
+    assert!(ours.accept(&one).is_some());
+    // What is closed is in nobody's way, though nobody has looked yet.
+    drop(listener);
+    assert_eq!(listen_bound(&mut world, &theirs, &bound, false), 0);
+}
+
+#[test]
+fn a_datagram_socket_at_one_address_takes_no_other_users_datagrams() {
+    let Some((mut world, ours, theirs)) =
+        two_users("a_datagram_socket_at_one_address_takes_no_other_users_datagrams")
+    else {
+        return;
+    };
+    let in_use = Some(Errno::ADDRINUSE.raw_os_error() as u32);
+    let all = ours.open(&mut world, &bind(DATAGRAM, address("0.0.0.0:5353"))).unwrap();
+    let one = bind(DATAGRAM, address("10.0.0.1:5353"));
+    assert_eq!(theirs.open(&mut world, &one).err(), in_use);
+    let own = ours.open(&mut world, &one).unwrap();
+    drop(all);
+    assert_eq!(theirs.open(&mut world, &bind(DATAGRAM, address("0.0.0.0:5353"))).err(), in_use);
+    drop(own);
+    theirs.open(&mut world, &bind(DATAGRAM, address("0.0.0.0:5353"))).unwrap();
+}
