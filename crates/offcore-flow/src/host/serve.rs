@@ -7,15 +7,16 @@
 //! * `application`: its processes and sessions, `feed`: its memory, `ports`: which of them have a port,
 //! * `calls`: what they ask for, `datagrams`: of datagram sockets, and `addresses`: what they may have,
 //! * `acceptor`: connections of the kernel's listeners, `errands`: what else may have to wait for an application,
-//! * `session`: what a session's application wants, and is told; `listening`: connections that come,
+//! * `session`: what a session's application wants, and is told, and `turns`: whose is looked at; `listening`: connections that
+//!   come,
 //! * `raw`: what is written to a session without the library,
 //! * `pair`: both ends of a session, `peers`: whether the other one is there, `wire`: messages, `key`: what the kernel tells of.
 //!
 //! A worker that is busy makes no system call for this in a round in which nobody asks for anything: marks are words in
 //! shared memory, and the kernel is asked once a millisecond what else there is.
 //!
-//! **What an application can do to others** is to take its part of the worker's time: of what it wants a bounded number of things
-//! is done in a round. Else nothing: it has memory of its own, indices that mean nothing reset its session, a message that means
+//! **What an application can do to others** is to take its user's part of the worker's time: of what it wants a bounded number of
+//! things is done in a round. Else nothing: it has memory of its own, indices that mean nothing reset its session, a message that means
 //! nothing closes its process's socket, whatever it does not take waits in its own queues, and what may wait for it is left to
 //! threads beside the workers (`errands`, `acceptor`).
 
@@ -37,6 +38,7 @@ mod ports;
 mod raw;
 mod session;
 mod sessions;
+mod turns;
 mod wire;
 
 use std::collections::{HashMap, VecDeque};
@@ -64,9 +66,8 @@ use key::{AT_ONCE, Key, Source, Watch};
 use pair::Pairs;
 use peers::Peers;
 use ports::Ports;
+use turns::Turns;
 
-/// Marks of an application that are taken in a round: no fewer, where there are so many, and no more than 63 beyond.
-const MARKS: usize = 256;
 /// How often the kernel is asked what there is, in microseconds.
 const LOOK: u64 = 1000;
 /// Applications, at most, and those of one user.
@@ -160,7 +161,9 @@ pub struct Serve {
     /// When the kernel was last asked, and whether it is to be asked in the next round.
     looked: u64,
     look: bool,
-    marked: Vec<u32>,
+    /// Whose sessions are looked at next, and whether some are left that were to be.
+    turns: Turns,
+    behind: bool,
     events: Vec<(Key, EventFlags)>,
     counts: ServeCounts,
     stats: Block,
@@ -219,7 +222,8 @@ impl Serve {
             knocking: false,
             looked: 0,
             look: true,
-            marked: Vec::new(),
+            turns: Turns::new(),
+            behind: false,
             events: Vec::with_capacity(AT_ONCE),
             counts: ServeCounts::default(),
             stats,
@@ -302,7 +306,6 @@ impl Serve {
     /// Does what applications need in each round.
     fn tend_applications(&mut self, calls: &mut Calls<'_>) {
         for app in 0..self.apps.len() {
-            self.look_at_rest(app, calls);
             self.ask_for_memory(app, calls);
         }
         let Self { apps, errands, ending, feed, .. } = self;
@@ -354,17 +357,15 @@ impl App for Serve {
     }
 
     fn round(&mut self, _: &mut Context<'_>, calls: &mut Calls<'_>) {
-        let mut marked = std::mem::take(&mut self.marked);
-        for app in 0..self.apps.len() {
-            let Some(application) = self.apps[app].as_deref_mut() else { continue };
-            let control = application.shared.control();
-            control.take_marks(&mut application.marks, MARKS, |number| marked.push(number));
-            self.look |= control.take_look();
-            for number in marked.drain(..) {
-                self.look_at(app, number, calls);
-            }
+        let mut behind = false;
+        for application in self.apps.iter_mut().flatten() {
+            application.take_marks();
+            self.look |= application.shared.control().take_look();
+            behind |= application.is_behind();
         }
-        self.marked = marked;
+        if behind {
+            self.look_at_some(calls);
+        }
         if self.look || calls.now >= self.looked + LOOK {
             self.tend(calls);
         }
@@ -379,7 +380,7 @@ impl App for Serve {
     }
 
     fn is_busy(&self) -> bool {
-        self.look
+        self.look || self.behind
     }
 
     fn stop(&mut self, calls: &mut Calls<'_>) {
@@ -395,7 +396,7 @@ impl App for Serve {
 
 impl Wakes for Serve {
     fn arm(&mut self) -> Wake<'_> {
-        let busy = self.look || !self.talking.is_empty();
+        let busy = self.look || self.behind || !self.talking.is_empty();
         // All of them: who marks a session after this wakes the worker.
         let marked = self.apps.iter().flatten().fold(busy, |any, app| app.shared.control().arm() | any);
         if marked { Wake::Now } else { Wake::Event(self.watch.as_fd()) }

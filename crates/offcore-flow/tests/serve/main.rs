@@ -11,5 +11,6 @@ mod processes;
 mod raw;
 mod setup;
 mod streams;
+mod turns;
 #[path = "../apps/world.rs"]
 mod world;

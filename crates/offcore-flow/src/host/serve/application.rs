@@ -16,6 +16,9 @@ use super::acceptor::Acceptor;
 use super::feed::Share;
 use super::session::Session;
 
+/// Marks of an application that are taken at once: no fewer, where there are so many, and no more than 63 beyond.
+const MARKS: usize = 256;
+
 /// One application.
 #[derive(Debug)]
 pub(super) struct Application {
@@ -45,9 +48,12 @@ pub(super) struct Application {
     pub(super) growing: bool,
     /// Questions that were answered in this round.
     pub(super) questions: usize,
+    /// Sessions whose marks were taken, and the last slice of a round that it has had.
+    pub(super) marked: Vec<u32>,
+    pub(super) slice: u64,
     /// Where the next marks are taken, and the sessions that are to be looked at although they have none: the next one and how
     /// many there are.
-    pub(super) marks: usize,
+    marks: usize,
     rest: (u32, u32),
 }
 
@@ -104,6 +110,8 @@ impl Application {
             by_cookie: HashMap::new(),
             growing: false,
             questions: 0,
+            marked: Vec::new(),
+            slice: 0,
             marks: 0,
             rest: (0, 0),
         }
@@ -168,6 +176,21 @@ impl Application {
     /// The sockets of its processes are its own no more.
     pub(super) fn take_channels(&mut self) -> Vec<OwnedFd> {
         self.processes.iter_mut().flatten().filter_map(|process| process.channel.take()).collect()
+    }
+
+    /// Takes marks, unless some are left that were taken before.
+    #[inline]
+    pub(super) fn take_marks(&mut self) {
+        if self.marked.is_empty() {
+            let Self { shared, marks, marked, .. } = self;
+            shared.control().take_marks(marks, MARKS, |number| marked.push(number));
+        }
+    }
+
+    /// Whether sessions are left that are to be looked at.
+    #[inline]
+    pub(super) fn is_behind(&self) -> bool {
+        !self.marked.is_empty() || self.rest.1 > 0
     }
 
     /// All its sessions are to be looked at.

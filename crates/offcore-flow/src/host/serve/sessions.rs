@@ -22,8 +22,6 @@ use crate::host::Calls;
 
 /// Sessions that are looked at when somebody asks for a port of theirs, at most.
 const ENDED: usize = 64;
-/// Sessions of an application that are looked at in a round although nobody has marked them.
-const REST: usize = 64;
 
 /// What a session begins with.
 pub(super) struct Beginning {
@@ -311,22 +309,20 @@ impl Serve {
         }
     }
 
-    /// Looks at sessions of an application of which a process has ended, some at a time. That may have stored an index, and not
-    /// marked the session; or it has taken a token, or closed a gate, for which others wait now.
-    pub(super) fn look_at_rest(&mut self, app: usize, calls: &mut Calls<'_>) {
-        for _ in 0..REST {
-            let Some(number) = self.app(app).and_then(Application::next_of_rest) else { return };
-            self.look_at(app, number, calls);
-            self.relay(app, number, calls);
-            let Self { apps, counts, .. } = self;
-            let application = apps.get_mut(app).and_then(Option::as_deref_mut);
-            let Some((session, slot)) = application.and_then(|app| app.both(number)) else { continue };
-            session.announce_again(slot, calls, counts);
-            if session.is_open(slot) {
-                session.open_with_room(slot, calls, counts);
-            }
+    /// Looks at the next session of an application of which a process has ended. That may have stored an index, and not marked the
+    /// session; or it has taken a token, or closed a gate, for which others wait now. `false`: there is none.
+    pub(super) fn look_at_rest(&mut self, app: usize, calls: &mut Calls<'_>) -> bool {
+        let Some(number) = self.app(app).and_then(Application::next_of_rest) else { return false };
+        self.look_at(app, number, calls);
+        self.relay(app, number, calls);
+        let Self { apps, counts, .. } = self;
+        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+        let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return true };
+        session.announce_again(slot, calls, counts);
+        if session.is_open(slot) {
+            session.open_with_room(slot, calls, counts);
         }
-        self.look = true;
+        true
     }
 
     /// Forgets an application of which nothing is left.

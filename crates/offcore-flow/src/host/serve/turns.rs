@@ -1,0 +1,150 @@
+//! Whose sessions are looked at next. A round has so much time for that, whatever is there to be done: users share it, and a user's
+//! applications do. Who wants more waits for the next round, and nobody else does for him.
+
+use std::time::Duration;
+
+use offcore_stats::tsc;
+
+use super::Serve;
+use crate::host::Calls;
+
+/// The time of a round for looks at sessions, and what an application has of it at once. One look is not interrupted.
+const ROUND: Duration = Duration::from_micros(200);
+const SLICE: Duration = Duration::from_micros(25);
+
+/// The turns that users and applications take.
+#[derive(Debug)]
+pub(super) struct Turns {
+    /// [`ROUND`] and [`SLICE`] in ticks of the TSC.
+    round: u64,
+    slice: u64,
+    /// What users have had, in ticks.
+    users: Vec<(u32, u64)>,
+    /// What the user had had who came last: those that wanted nothing for a while begin from there.
+    least: u64,
+    /// Slices that there were.
+    slices: u64,
+}
+
+impl Turns {
+    pub(super) fn new() -> Self {
+        let [round, slice] = [ROUND, SLICE].map(tsc::ticks);
+        Self { round, slice, users: Vec::new(), least: 0, slices: 0 }
+    }
+
+    /// What a user has had.
+    fn had(&self, user: u32) -> u64 {
+        let had = self.users.iter().find(|(other, _)| *other == user).map_or(0, |(_, had)| *had);
+        had.max(self.least)
+    }
+
+    /// Which of the applications that want something is next: of the user who has had least, the one whose last slice is longest
+    /// ago. They are given by number, user, and last slice.
+    fn next(&self, waiting: impl Iterator<Item = (usize, u32, u64)>) -> Option<usize> {
+        let by_user = waiting.map(|(app, user, last)| (self.had(user), last, app));
+        by_user.min().map(|(_, _, app)| app)
+    }
+
+    /// A user has had a slice; its number.
+    fn charge(&mut self, user: u32, ticks: u64) -> u64 {
+        self.least = self.had(user);
+        let had = self.least + ticks;
+        match self.users.iter_mut().find(|(other, _)| *other == user) {
+            Some((_, of)) => *of = had,
+            None => self.users.push((user, had)),
+        }
+        self.slices += 1;
+        self.slices
+    }
+}
+
+impl Serve {
+    /// Looks at sessions that were marked, and at those that are to be looked at although they were not, for as long as a round
+    /// has.
+    pub(super) fn look_at_some(&mut self, calls: &mut Calls<'_>) {
+        let began = tsc::now();
+        let mut now = began;
+        loop {
+            let apps = self.apps.iter().zip(0..);
+            let waiting = apps.filter_map(|(app, number)| {
+                let app = app.as_deref().filter(|app| app.is_behind())?;
+                Some((number, app.user, app.slice))
+            });
+            let Some(app) = self.turns.next(waiting) else {
+                self.behind = false;
+                return;
+            };
+            if now - began >= self.turns.round {
+                self.behind = true;
+                return;
+            }
+            let Some(user) = self.app(app).map(|app| app.user) else { return };
+            let from = now;
+            while now - from < self.turns.slice && self.look_at_next(app, calls) {
+                now = tsc::now();
+            }
+            let slice = self.turns.charge(user, now - from);
+            if let Some(application) = self.app(app) {
+                application.slice = slice;
+            }
+        }
+    }
+
+    /// Looks at one session of an application. `false`: there is none to be looked at.
+    fn look_at_next(&mut self, app: usize, calls: &mut Calls<'_>) -> bool {
+        let Some(application) = self.app(app) else { return false };
+        if let Some(number) = application.marked.pop() {
+            self.look_at(app, number, calls);
+            return true;
+        }
+        self.look_at_rest(app, calls)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who has the next slices: two users, the first of whom has so many applications, all of which want more.
+    fn slices(apps: usize, ticks: [u64; 2], count: usize) -> Vec<usize> {
+        let mut turns = Turns::new();
+        let mut last = vec![0; apps + 1];
+        let mut next = || {
+            let users = (0..=apps).map(|app| usize::from(app == apps));
+            let waiting = last.iter().zip(users.clone()).enumerate();
+            let app = turns.next(waiting.map(|(app, (last, user))| (app, user as u32, *last))).unwrap();
+            let user = users.clone().nth(app).unwrap();
+            last[app] = turns.charge(user as u32, ticks[user]);
+            app
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn users_have_the_same_however_many_applications() {
+        let had = slices(60, [10, 10], 120);
+        assert_eq!(had.iter().filter(|app| **app == 60).count(), 60);
+        let mut first: Vec<_> = had.into_iter().filter(|app| *app < 60).collect();
+        first.sort_unstable();
+        assert!(first.into_iter().eq(0..60), "each application has its turn");
+        // Slices that take long are fewer.
+        let had = slices(3, [100, 10], 110);
+        assert_eq!(had.iter().filter(|app| **app == 3).count(), 100);
+    }
+
+    #[test]
+    fn who_wanted_nothing_has_saved_nothing() {
+        let mut turns = Turns::new();
+        for _ in 0..100 {
+            turns.charge(1, 10);
+        }
+        let both = || [(0, 1, 1), (1, 2, 0)].into_iter();
+        let mut of_second = 0;
+        for _ in 0..20 {
+            let app = turns.next(both()).unwrap();
+            of_second += app;
+            turns.charge(app as u32 + 1, 10);
+        }
+        assert!((9..=11).contains(&of_second), "{of_second}");
+    }
+}
