@@ -195,13 +195,17 @@ impl Serve {
         watch
             .add(feed.as_fd(), Key::new(Source::Memory, 0, 0, 0), EventFlags::IN)
             .map_err(|source| ServeError::System { what: "watching an eventfd", source })?;
+        let peers = Peers::new().map_err(|source| ServeError::System { what: "an eventfd", source })?;
+        watch
+            .add(peers.as_fd(), Key::new(Source::Peers, 0, 0, 0), EventFlags::IN)
+            .map_err(|source| ServeError::System { what: "watching an eventfd", source })?;
         let cpus = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
         Ok(Self {
             config,
             door: Some(door),
             user: rustix::process::geteuid().as_raw(),
             pairs,
-            peers: Peers::new(),
+            peers,
             watch,
             apps: Vec::new(),
             by_conn: HashMap::new(),
@@ -264,6 +268,7 @@ impl Serve {
         for application in self.apps.iter_mut().flatten() {
             application.questions = 0;
         }
+        self.peers_answer(calls);
         // Who has waited longest comes first.
         for key in std::mem::take(&mut self.talking) {
             match key.source {
@@ -281,6 +286,8 @@ impl Serve {
                 Source::Event => self.counts.woken += 1,
                 Source::Kernel => self.kernels_come(app, calls),
                 Source::Memory => self.memory_comes(calls),
+                // What has come since is taken in the next round.
+                Source::Peers => self.look = true,
                 Source::End if !flags.contains(EventFlags::HUP) => {
                     if flags.contains(EventFlags::IN) {
                         self.bytes_come(app, key.number, key.generation, calls);

@@ -3,11 +3,14 @@
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use offcore_flow::host::serve::Serve;
 use offcore_session::message::{ASK, Call, Hello, KEY, NONE, Question};
+use offcore_session::slot::wish;
 use rustix::net::sockopt::set_socket_linger;
+use rustix::net::{Shutdown, shutdown};
 
 use crate::process::{Process, connect_to, knock, listen, send_with};
 use crate::setup::world;
@@ -91,4 +94,31 @@ fn no_close_holds_a_worker_up() {
     world.run(1.0);
     assert!(start.elapsed() < LINGER / 2, "{:?}", start.elapsed());
     assert_eq!(world.app.counts().sessions, 0);
+}
+
+#[test]
+fn whether_a_session_is_closed_is_found_out_beside_the_worker() {
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    let end = process.listen(&mut world, 80, 1);
+    let other = process.listen(&mut world, 81, 1);
+    // The thread of its user waits: what it is to find out comes later, and the worker goes on.
+    let (fd, peer) = lingering();
+    send(&process, &Question::new(Call::Info, end.number(), 0), fd, 1);
+    assert_eq!(error(&mut world, &process), 0);
+    end.slot().wishes.options.store(wish::END | wish::NO_READ, Ordering::Release);
+    shutdown(&end.fd, Shutdown::Both).unwrap();
+    drop(end);
+    world.run(0.5);
+    assert_eq!(world.app.counts().sessions, 2, "nobody knows yet");
+    let question = Question::new(Call::Info, other.number(), 0);
+    assert_eq!(process.ask(&mut world, &question, &[]).0.error, 0);
+    // Its peer takes what there is.
+    let reading = std::thread::spawn(move || std::io::copy(&mut { peer }, &mut std::io::sink()));
+    let start = Instant::now();
+    while world.app.counts().sessions != 1 {
+        assert!(start.elapsed() < Duration::from_secs(30));
+        world.turn();
+    }
+    reading.join().unwrap().unwrap();
 }

@@ -61,7 +61,10 @@ impl Serve {
                 }
                 continue;
             }
-            self.end_closed(&question, calls);
+            // Once: of what is only shut down it would be found out again and again.
+            if since == calls.now {
+                self.end_closed(&question, calls);
+            }
             // What has the kernel's port until it is closed is closed by then, usually.
             let binds = matches!(question.call, Call::Bind | Call::Listen);
             if binds && self.errands.has_some(user) && calls.now < since + CLOSE_TIMEOUT {

@@ -29,9 +29,11 @@ pub(super) enum Source {
     Kernel,
     /// Memory that was made.
     Memory,
+    /// Whether other ends of sessions are there.
+    Peers,
 }
 
-const SOURCES: [Source; 9] = [
+const SOURCES: [Source; 10] = [
     Source::Door,
     Source::Guest,
     Source::Channel,
@@ -41,6 +43,7 @@ const SOURCES: [Source; 9] = [
     Source::Pipe,
     Source::Kernel,
     Source::Memory,
+    Source::Peers,
 ];
 
 /// Names a descriptor. The generation tells what it is of from what had the number before: an event may be of something

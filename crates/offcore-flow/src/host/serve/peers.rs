@@ -3,8 +3,14 @@
 //! A Unix socket shows `HUP` when its other end is closed, and also when both directions were shut down and the other end
 //! is there still. The kernel's socket diagnostics tell the two apart: they name the other end as long as it is there.
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::sleep;
+use std::time::Duration;
 
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::net::netlink::SOCK_DIAG;
@@ -13,9 +19,13 @@ use rustix::net::{
     socket_with, socketpair,
 };
 
+use super::errands::Errands;
+use super::key::Key;
+
 /// Of `linux/sock_diag.h` and `linux/unix_diag.h`.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST: u16 = 1;
+const NLM_F_DUMP: u16 = 0x300;
 const UDIAG_SHOW_PEER: u32 = 4;
 const UNIX_DIAG_PEER: u16 = 2;
 const AF_UNIX: u32 = 1;
@@ -23,68 +33,208 @@ const AF_UNIX: u32 = 1;
 const HEADER: usize = 16;
 const QUESTION: usize = 24;
 const ANSWER: usize = 16;
+/// Bytes of answers that are taken at once when all sockets are asked for.
+const DUMPED: usize = 32 << 10;
+/// Sockets that are asked for one by one, at most.
+const FEW: usize = 3;
+/// How often a socket to ask by is tried to be made, and after how long again.
+const TRIES: usize = 100;
+const AGAIN: Duration = Duration::from_millis(10);
 
-/// Asks the kernel.
+/// Asks the kernel: beside the workers, since it looks through all Unix sockets of this network namespace, whoever's they are. A
+/// user's questions are asked together, and the next ones when those are answered.
 #[derive(Debug)]
-pub(super) struct Peers(Option<OwnedFd>);
+pub(super) struct Peers {
+    /// This kernel tells.
+    known: bool,
+    /// What users have to ask next, of those for whom something is being asked.
+    waiting: HashMap<u32, Vec<Asked>>,
+    answers: Receiver<Answer>,
+    to: Sender<Answer>,
+    /// Tells the worker that there are answers.
+    told: Arc<OwnedFd>,
+}
+
+/// A session, and the number of our end's inode.
+type Asked = (Key, u32);
+
+/// What was found out.
+#[derive(Debug)]
+enum Answer {
+    /// Whether the other end of a session is there; `None`: the kernel does not say.
+    Lives(Key, Option<bool>),
+    /// All that was asked for a user is answered.
+    Done(u32),
+}
 
 impl Peers {
     /// Finds out whether this kernel tells.
-    pub(super) fn new() -> Self {
-        let flags = SocketFlags::CLOEXEC;
-        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(SOCK_DIAG)).ok();
-        let peers = Self(socket);
-        if peers.try_out() == Ok(true) {
-            return peers;
+    pub(super) fn new() -> Result<Self, Errno> {
+        let known = try_out() == Ok(true);
+        if !known {
+            tracing::warn!(
+                "the kernel does not tell of Unix sockets' peers (CONFIG_UNIX_DIAG): a session whose both directions were \
+                 shut down counts as closed"
+            );
         }
-        tracing::warn!(
-            "the kernel does not tell of Unix sockets' peers (CONFIG_UNIX_DIAG): a session whose both directions were \
-             shut down counts as closed"
-        );
-        Self(None)
-    }
-
-    /// Whether it tells a peer that is there from one that is not.
-    fn try_out(&self) -> Result<bool, Errno> {
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        shutdown(&ours, Shutdown::Both)?;
-        let there = self.lives(ours.as_fd());
-        drop(theirs);
-        Ok(there == Some(true) && self.lives(ours.as_fd()) == Some(false))
+        let (to, answers) = channel();
+        let told = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        Ok(Self { known, waiting: HashMap::new(), answers, to, told })
     }
 
     /// Whether this can be told.
     pub(super) fn are_known(&self) -> bool {
-        self.0.is_some()
+        self.known
     }
 
-    /// Whether the other end of a socket is there; `None`: the kernel does not say.
-    pub(super) fn lives(&self, ours: BorrowedFd<'_>) -> Option<bool> {
-        let socket = self.0.as_ref()?;
-        let inode = fstat(ours).ok()?.st_ino as u32;
-        let len = (HEADER + QUESTION) as u32;
-        let kind = u32::from(SOCK_DIAG_BY_FAMILY) | u32::from(NLM_F_REQUEST) << 16;
-        // Header: length, kind and flags, number, sender. Question: family, states, inode, what is wanted, any cookie.
-        let words = [len, kind, 1, 0, AF_UNIX, u32::MAX, inode, UDIAG_SHOW_PEER, u32::MAX, u32::MAX];
-        let mut question = [0; HEADER + QUESTION];
-        for (bytes, word) in question.chunks_exact_mut(4).zip(words) {
-            bytes.copy_from_slice(&word.to_ne_bytes()); // copy-ok: a few bytes of a message
-        }
-        send(socket, &question, SendFlags::DONTWAIT).ok()?;
-        let mut bytes = [0; 512];
-        let (len, _) = recv(socket, &mut bytes[..], RecvFlags::DONTWAIT).ok()?;
-        peer(bytes.get(..len)?)
+    /// Has an event when there are answers to be [taken](Self::next).
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.told.as_fd()
     }
+
+    /// Asks for a user whether the other end of a session is there. `false`: that cannot be told.
+    pub(super) fn ask(&mut self, user: u32, key: Key, ours: BorrowedFd<'_>, errands: &mut Errands) -> bool {
+        let Some(inode) = fstat(ours).ok().filter(|_| self.known).map(|stat| stat.st_ino as u32) else {
+            return false;
+        };
+        let asked = (key, inode);
+        if let Some(waiting) = self.waiting.get_mut(&user) {
+            waiting.push(asked);
+        } else {
+            self.waiting.insert(user, Vec::new());
+            self.run(user, vec![asked], errands);
+        }
+        true
+    }
+
+    /// The next session of which it is known whether its other end is there.
+    pub(super) fn next(&mut self, errands: &mut Errands) -> Option<(Key, Option<bool>)> {
+        loop {
+            match self.answers.try_recv().ok()? {
+                Answer::Lives(key, lives) => return Some((key, lives)),
+                Answer::Done(user) => {
+                    if let Some(asked) = self.waiting.remove(&user).filter(|asked| !asked.is_empty()) {
+                        self.waiting.insert(user, Vec::new());
+                        self.run(user, asked, errands);
+                    }
+                }
+            }
+        }
+    }
+
+    fn run(&self, user: u32, asked: Vec<Asked>, errands: &mut Errands) {
+        let (to, told) = (self.to.clone(), Arc::clone(&self.told));
+        errands.run(user, move || {
+            let inodes: Vec<_> = asked.iter().map(|(_, inode)| *inode).collect();
+            let lives = all_live(&inodes);
+            for ((key, _), lives) in asked.into_iter().zip(lives) {
+                let _ = to.send(Answer::Lives(key, lives));
+            }
+            let _ = to.send(Answer::Done(user));
+            let _ = rustix::io::write(&*told, &1u64.to_ne_bytes());
+        });
+    }
+}
+
+/// Whether the kernel tells a peer that is there from one that is not.
+fn try_out() -> Result<bool, Errno> {
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    shutdown(&ours, Shutdown::Both)?;
+    let inode = fstat(&ours)?.st_ino as u32;
+    let there = all_live(&[inode]);
+    drop(theirs);
+    Ok((there, all_live(&[inode])) == (vec![Some(true)], vec![Some(false)]))
+}
+
+/// Whether the other ends of sockets are there.
+fn all_live(inodes: &[u32]) -> Vec<Option<bool>> {
+    let Some(socket) = diagnostics() else { return vec![None; inodes.len()] };
+    // Looking for one looks at all of them, nearly.
+    let mut found = HashMap::new();
+    if inodes.len() > FEW {
+        found.extend(inodes.iter().map(|inode| (*inode, None)));
+        let _ = dump(&socket, &mut found);
+    }
+    // One may have been left out while others came and went.
+    inodes
+        .iter()
+        .map(|inode| found.get(inode).copied().flatten().or_else(|| lives(&socket, *inode)))
+        .collect()
+}
+
+/// Where the kernel is asked. Descriptors may be short for a while.
+fn diagnostics() -> Option<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    (0..TRIES).find_map(|tried| {
+        if tried > 0 {
+            sleep(AGAIN);
+        }
+        match socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(SOCK_DIAG)) {
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => None,
+            result => Some(result.ok()),
+        }
+    })?
+}
+
+/// Asks for one socket, or for all of them.
+fn ask(socket: &OwnedFd, inode: u32, flags: u16) -> Result<(), Errno> {
+    let len = (HEADER + QUESTION) as u32;
+    let kind = u32::from(SOCK_DIAG_BY_FAMILY) | u32::from(NLM_F_REQUEST | flags) << 16;
+    // Header: length, kind and flags, number, sender. Question: family, states, inode, what is wanted, any cookie.
+    let words = [len, kind, 1, 0, AF_UNIX, u32::MAX, inode, UDIAG_SHOW_PEER, u32::MAX, u32::MAX];
+    let mut question = [0; HEADER + QUESTION];
+    for (bytes, word) in question.chunks_exact_mut(4).zip(words) {
+        bytes.copy_from_slice(&word.to_ne_bytes()); // copy-ok: a few bytes of a message
+    }
+    send(socket, &question, SendFlags::empty()).map(drop)
+}
+
+/// Whether the other end of a socket is there; `None`: the kernel does not say.
+fn lives(socket: &OwnedFd, inode: u32) -> Option<bool> {
+    ask(socket, inode, 0).ok()?;
+    let mut bytes = [0; 512];
+    let (len, _) = recv(socket, &mut bytes[..], RecvFlags::empty()).ok()?;
+    peer(bytes.get(..len)?)
+}
+
+/// The same of all of those that are in `found`.
+fn dump(socket: &OwnedFd, found: &mut HashMap<u32, Option<bool>>) -> Result<(), Errno> {
+    ask(socket, 0, NLM_F_DUMP)?;
+    let mut bytes = vec![0; DUMPED];
+    loop {
+        let (len, _) = recv(socket, &mut bytes[..], RecvFlags::empty())?;
+        let mut messages = bytes.get(..len).unwrap_or_default();
+        while let Some(len) = word(messages, 0).map(|len| len as usize).filter(|len| *len >= HEADER) {
+            let message = messages.get(..len).unwrap_or(messages);
+            if half(message, 4) != Some(SOCK_DIAG_BY_FAMILY) {
+                return Ok(());
+            }
+            if let Some(found) = word(message, HEADER + 4).and_then(|inode| found.get_mut(&inode)) {
+                *found = peer(message);
+            }
+            messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
+        }
+        if len == 0 {
+            return Ok(());
+        }
+    }
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
 /// What an answer says: the peer's inode is 0 when it is closed.
 fn peer(answer: &[u8]) -> Option<bool> {
-    let half = |bytes: &[u8]| bytes.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes));
-    if half(answer.get(4..)?)? != SOCK_DIAG_BY_FAMILY {
+    if half(answer, 4)? != SOCK_DIAG_BY_FAMILY {
         return None;
     }
     let mut attributes = answer.get(HEADER + ANSWER..)?;
-    while let (Some(len), Some(kind)) = (half(attributes), attributes.get(2..).and_then(half)) {
+    while let (Some(len), Some(kind)) = (half(attributes, 0), half(attributes, 2)) {
         let len = usize::from(len);
         if kind == UNIX_DIAG_PEER {
             return Some(attributes.get(4..8)?.iter().any(|byte| *byte != 0));
@@ -119,16 +269,55 @@ mod tests {
 
     #[test]
     fn a_peer_that_was_shut_down_is_not_gone() {
-        let peers = Peers::new();
-        if !peers.are_known() {
+        if try_out() != Ok(true) {
             return println!("SKIP: a_peer_that_was_shut_down_is_not_gone: no CONFIG_UNIX_DIAG");
         }
+        let pairs: Vec<_> = (0..2000)
+            .map(|_| socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap())
+            .collect();
+        let inodes: Vec<_> = pairs.iter().map(|(ours, _)| fstat(ours).unwrap().st_ino as u32).collect();
+        assert_eq!(all_live(&inodes[..1]), [Some(true)]);
+        pairs.iter().for_each(|(_, theirs)| shutdown(theirs, Shutdown::Both).unwrap());
+        assert_eq!(all_live(&inodes[..1]), [Some(true)]);
+        assert!(all_live(&inodes).into_iter().all(|lives| lives == Some(true)));
+        let half: Vec<_> = pairs
+            .into_iter()
+            .zip(0..)
+            .map(|(pair, number)| (pair.0, (number % 2 == 0).then_some(pair.1)))
+            .collect();
+        let expected: Vec<_> = half.iter().map(|(_, theirs)| Some(theirs.is_some())).collect();
+        assert_eq!(all_live(&inodes), expected);
+        assert_eq!(all_live(&inodes[1..2]), [Some(false)]);
+    }
+
+    #[test]
+    fn answers_come_for_each_user_by_its_thread() {
+        let mut peers = Peers::new().unwrap();
+        if !peers.are_known() {
+            return println!("SKIP: answers_come_for_each_user_by_its_thread: no CONFIG_UNIX_DIAG");
+        }
+        let mut errands = Errands::new(rustix::thread::sched_getaffinity(None).unwrap());
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-        assert_eq!(peers.lives(ours.as_fd()), Some(true));
-        shutdown(&theirs, Shutdown::Both).unwrap();
-        assert_eq!(peers.lives(ours.as_fd()), Some(true));
+        let (go, wait) = channel::<()>();
+        errands.run(1, move || wait.recv().unwrap());
+        let key = |number| Key::new(super::super::key::Source::End, 0, number, 1);
+        for number in 0..50 {
+            assert!(peers.ask(1, key(number), ours.as_fd(), &mut errands));
+        }
+        assert!(peers.ask(2, key(99), ours.as_fd(), &mut errands));
+        let mut next = || loop {
+            match peers.next(&mut errands) {
+                Some(answer) => break answer,
+                None => sleep(Duration::from_millis(1)),
+            }
+        };
+        assert_eq!(next(), (key(99), Some(true)));
         drop(theirs);
-        assert_eq!(peers.lives(ours.as_fd()), Some(false));
+        go.send(()).unwrap();
+        for number in 0..50 {
+            assert_eq!(next(), (key(number), Some(false)));
+        }
+        assert!(peers.next(&mut errands).is_none());
     }
 }

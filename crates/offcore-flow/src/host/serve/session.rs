@@ -87,6 +87,9 @@ pub(super) struct Session {
     /// Bytes of gates that were put into the pair by the stack, and not taken out yet; less those of the application's that
     /// were.
     gates: u32,
+    /// Whether its other end is there is being asked, and is to be asked again.
+    pub(super) asked: bool,
+    pub(super) again: bool,
     /// It is among those that are announced at the end of the turn.
     pub(super) queued: bool,
     /// What is in its pair waits for room or for a lock; and it ends when that is sent, or at this time.
@@ -127,6 +130,8 @@ impl Session {
             shut: false,
             hung: false,
             opens: false,
+            asked: false,
+            again: false,
             queued: false,
             raw: false,
             ends: None,

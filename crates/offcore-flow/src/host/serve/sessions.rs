@@ -22,6 +22,8 @@ use crate::host::Calls;
 
 /// Sessions that are looked at when somebody asks for a port of theirs, at most.
 const ENDED: usize = 64;
+/// Sessions of which it was found out whether they are closed, and which are looked at in a round, at most.
+const ANSWERS: usize = 64;
 
 /// What a session begins with.
 pub(super) struct Beginning {
@@ -191,18 +193,53 @@ impl Serve {
 
     /// The application's last descriptor of a session is closed, or it has shut both directions down.
     pub(super) fn hung_up(&mut self, app: usize, number: u32, generation: u32, calls: &mut Calls<'_>) {
-        let Self { apps, peers, .. } = self;
-        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
-        let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
+        let Self { apps, peers, errands, .. } = self;
+        let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let user = application.user;
+        let Some((session, slot)) = application.both(number) else { return };
         if session.generation != generation {
             return;
         }
-        let there = session.ours().filter(|_| session.may_be_there(slot)).and_then(|ours| peers.lives(ours));
-        if there == Some(true) {
+        if session.asked {
+            // It may have been closed since that was found out.
+            session.again = true;
+            return;
+        }
+        let key = Key::new(Source::End, app, number, generation);
+        let ours = session.ours().filter(|_| session.may_be_there(slot));
+        session.asked = ours.is_some_and(|ours| peers.ask(user, key, ours, errands));
+        if !session.asked {
+            self.has_closed(app, number, calls);
+        }
+    }
+
+    /// It was found out of sessions that have hung up whether the other end is there.
+    pub(super) fn peers_answer(&mut self, calls: &mut Calls<'_>) {
+        for _ in 0..ANSWERS {
+            let Some((key, lives)) = self.peers.next(&mut self.errands) else { return };
+            let (app, number) = (usize::from(key.app), key.number);
+            let session = self.app(app).and_then(|app| app.session_mut(number));
+            let Some(session) = session.filter(|session| session.generation == key.generation) else {
+                continue;
+            };
+            session.asked = false;
+            let again = std::mem::take(&mut session.again);
+            if lives != Some(true) {
+                self.has_closed(app, number, calls);
+                continue;
+            }
             // When it is closed, too, that is told.
             self.look_at(app, number, calls);
-            return self.stop_listening(app, number, calls);
+            self.stop_listening(app, number, calls);
+            if again {
+                self.hung_up(app, number, key.generation, calls);
+            }
         }
+        self.look = true;
+    }
+
+    /// The application's last descriptor of a session is closed.
+    fn has_closed(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         if self.may_close(app, number, calls) {
             self.close(app, number, calls);
             self.end_when_over(app, calls);
