@@ -9,7 +9,7 @@
 //! * `acceptor`: connections of the kernel's listeners, `errands`: what else may have to wait for an application,
 //! * `session`: what a session's application wants, and is told, and `turns`: whose is looked at; `listening`: connections that
 //!   come,
-//! * `raw`: what is written to a session without the library,
+//! * `waking`: what it takes to tell it, `raw`: what is written to a session without the library,
 //! * `pair`: both ends of a session, `peers`: whether the other one is there, `wire`: messages, `key`: what the kernel tells of.
 //!
 //! A worker that is busy makes no system call for this in a round in which nobody asks for anything: marks are words in
@@ -39,6 +39,7 @@ mod raw;
 mod session;
 mod sessions;
 mod turns;
+mod waking;
 mod wire;
 
 use std::collections::{HashMap, VecDeque};
@@ -48,7 +49,7 @@ use std::path::PathBuf;
 use offcore_port::{Context, Wake};
 use offcore_session::message::KEY;
 use offcore_stats::page::Block;
-use offcore_tcp::proto::{CallError, ConnId, Event};
+use offcore_tcp::proto::{AppId, CallError, ConnId, Event};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity};
@@ -67,6 +68,7 @@ use pair::Pairs;
 use peers::Peers;
 use ports::Ports;
 use turns::Turns;
+use waking::Waking;
 
 /// How often the kernel is asked what there is, in microseconds.
 const LOOK: u64 = 1000;
@@ -164,6 +166,9 @@ pub struct Serve {
     /// Whose sessions are looked at next, and whether some are left that were to be.
     turns: Turns,
     behind: bool,
+    /// What it takes to wake applications up, and those that are to be ended for it.
+    waking: Waking,
+    condemned: Vec<(usize, AppId)>,
     events: Vec<(Key, EventFlags)>,
     counts: ServeCounts,
     stats: Block,
@@ -228,6 +233,8 @@ impl Serve {
             look: true,
             turns: Turns::new(),
             behind: false,
+            waking: Waking::new(),
+            condemned: Vec::new(),
             events: Vec::with_capacity(AT_ONCE),
             counts: ServeCounts::default(),
             stats,
@@ -260,6 +267,7 @@ impl Serve {
 
     /// Does what the kernel tells of.
     fn tend(&mut self, calls: &mut Calls<'_>) {
+        self.waking.begin();
         let mut events = std::mem::take(&mut self.events);
         self.watch.take(&mut events);
         self.looked = calls.now;
@@ -364,7 +372,12 @@ impl App for Serve {
     }
 
     fn round(&mut self, _: &mut Context<'_>, calls: &mut Calls<'_>) {
-        let mut behind = false;
+        for (app, id) in std::mem::take(&mut self.condemned) {
+            if self.app(app).is_some_and(|app| app.id == id) {
+                self.end_application(app, calls);
+            }
+        }
+        let mut behind = !self.announced.is_empty();
         for application in self.apps.iter_mut().flatten() {
             application.take_marks();
             self.look |= application.shared.control().take_look();

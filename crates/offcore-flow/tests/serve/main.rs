@@ -12,5 +12,6 @@ mod raw;
 mod setup;
 mod streams;
 mod turns;
+mod waking;
 #[path = "../apps/world.rs"]
 mod world;

@@ -258,6 +258,11 @@ impl Application {
         Some(session)
     }
 
+    /// Our ends of all its sessions, which have none any more.
+    pub(super) fn take_ends(&mut self) -> Vec<OwnedFd> {
+        self.sessions.iter_mut().flatten().flat_map(|session| session.take_ends()).collect()
+    }
+
     /// Numbers of all its sessions.
     pub(super) fn numbers(&self) -> Vec<u32> {
         let sessions = self.sessions.iter().zip(0..);

@@ -9,6 +9,7 @@ use offcore_session::message::{
     Answer, Call, INFO, MOST_DESCRIPTORS, NONE, ONLY_V6, Question, SHARE_PORT, Session as Named,
 };
 use offcore_session::slot::state;
+use offcore_stats::tsc;
 use offcore_tcp::proto::{CallError, Info};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
@@ -74,8 +75,10 @@ impl Serve {
                 self.look = true;
                 return self.hear_later(key);
             }
+            let begins = matches!(question.call, Call::Bind | Call::Connect | Call::Listen);
             let reply = match lost {
                 true => Err(Errno::MFILE),
+                _ if begins && self.waking.is_barred(user) => Err(Errno::ACCESS),
                 false => self.answer(app, &question, &mut descriptor, calls),
             };
             let done = self.reply(key, &question, reply);
@@ -170,7 +173,10 @@ impl Serve {
             _ => end.iter().map(AsFd::as_fd).collect(),
         };
         answer.descriptors = descriptors.len() as u32;
-        wire::send(channel, &answer.to_bytes(), &descriptors).is_ok()
+        let from = tsc::now();
+        let sent = wire::send(channel, &answer.to_bytes(), &descriptors).is_ok();
+        self.woke(key.app.into(), tsc::now().saturating_sub(from));
+        sent
     }
 
     /// Ends what has a port that is asked for and no descriptor any more.

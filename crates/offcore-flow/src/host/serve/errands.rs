@@ -66,10 +66,11 @@ impl Errands {
         self.run(user, move || drop(what));
     }
 
-    /// Closes a Unix socket: who is at its other end sees that at once.
+    /// Closes a Unix socket. That wakes up who waits at its other end, which may be many.
     pub(super) fn close_socket(&mut self, user: u32, socket: OwnedFd) {
-        let _ = shutdown(&socket, Shutdown::Both);
-        self.close(user, socket);
+        self.run(user, move || {
+            let _ = shutdown(&socket, Shutdown::Both);
+        });
     }
 
     /// Whether anything is left to be done for a user.

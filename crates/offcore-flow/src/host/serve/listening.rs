@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use offcore_session::message::{Accepted, Session as Named};
 use offcore_session::slot::state;
+use offcore_stats::tsc;
 use offcore_tcp::proto::ConnId;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -248,8 +249,10 @@ impl Serve {
         let Some(application) = self.app(app) else { return false };
         let user = application.user;
         let ours = application.session(number).and_then(|session| session.ours());
+        let from = tsc::now();
         let sent =
             ours.map_or(Err(Errno::BADF), |ours| wire::send(ours, &accepted.to_bytes(), &[end.as_fd()]));
+        self.woke(app, tsc::now().saturating_sub(from));
         // No room, or (`ETOOMANYREFS`) as many descriptors under way as this user may have.
         if let Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) = sent {
             if let Some(listener) = self.listener(app, number) {

@@ -17,6 +17,7 @@ use arrayvec::ArrayVec;
 use offcore_session::app::Turn;
 use offcore_session::control::{Owner, Processes};
 use offcore_session::slot::{Slot, state, wish};
+use offcore_stats::tsc;
 use offcore_tcp::proto::ConnId;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -201,7 +202,9 @@ impl Serve {
             let (taken, done) = match to(session, slot) {
                 To::Later => return false,
                 To::Nowhere => {
+                    let from = tsc::now();
                     consume(ours, bytes.len());
+                    session.woke(from);
                     (bytes.len(), 0)
                 }
                 To::Stream(conn) => {
@@ -216,7 +219,9 @@ impl Serve {
                     let Some(last) = done.checked_sub(1) else { return false };
                     // The gate's bytes behind the last ones stay, for as long as it is closed.
                     let taken = usize::from(sorted.ends[last]);
+                    let from = tsc::now();
                     consume(ours, taken);
+                    session.woke(from);
                     (taken, done)
                 }
             };

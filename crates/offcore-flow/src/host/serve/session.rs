@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use offcore_session::Place;
 use offcore_session::message::Accepted;
 use offcore_session::slot::{Slot, flags, state, wish};
+use offcore_stats::tsc;
 use offcore_tcp::proto::{CallError, Cause, ConnId, KeepAlive, Room};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
@@ -15,6 +16,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::acceptor::{Come, Kernel};
 use super::counts::ServeCounts;
+use super::waking::LONG;
 use super::{pair, wire};
 use crate::host::Calls;
 
@@ -90,6 +92,8 @@ pub(super) struct Session {
     /// Whether its other end is there is being asked, and is to be asked again.
     pub(super) asked: bool,
     pub(super) again: bool,
+    /// Ticks of the TSC that took by which the application was woken up, as far as that was long.
+    long: u64,
     /// It is among those that are announced at the end of the turn.
     pub(super) queued: bool,
     /// What is in its pair waits for room or for a lock; and it ends when that is sent, or at this time.
@@ -132,6 +136,7 @@ impl Session {
             opens: false,
             asked: false,
             again: false,
+            long: 0,
             queued: false,
             raw: false,
             ends: None,
@@ -260,11 +265,31 @@ impl Session {
         }
     }
 
-    fn put_token(&self, counts: &mut ServeCounts) {
+    fn put_token(&mut self, counts: &mut ServeCounts) {
         if let Some(ours) = self.ours().filter(|_| !self.shut) {
+            let from = tsc::now();
             pair::put_token(ours);
             counts.tokens += 1;
+            self.woke(from);
         }
+    }
+
+    /// The application was woken up by what began at `from`.
+    pub(super) fn woke(&mut self, from: u64) {
+        let ticks = tsc::now().saturating_sub(from);
+        if ticks >= LONG {
+            self.long += ticks;
+        }
+    }
+
+    /// What took long since this was asked last, in ticks.
+    pub(super) fn take_long(&mut self) -> u64 {
+        std::mem::take(&mut self.long)
+    }
+
+    /// Our end, and what is there after a reset: it has none any more.
+    pub(super) fn take_ends(&mut self) -> impl Iterator<Item = OwnedFd> {
+        self.ours.take().into_iter().chain(self.pipe.take())
     }
 
     /// Opens the gate if the application waits for room and there is some; else the stack will tell.
@@ -314,6 +339,7 @@ impl Session {
 
     /// Where data lies among its bytes the gate opens when that is taken: see [`raw`](super::raw).
     fn open_gate(&mut self, slot: &Slot, counts: &mut ServeCounts) {
+        let from = tsc::now();
         if let Some(ours) = self.ours() {
             match pair::open_gate(ours, || self.gates(slot)) {
                 Some((taken, data)) => {
@@ -323,6 +349,7 @@ impl Session {
                 }
                 None => self.opens = true,
             }
+            self.woke(from);
         }
     }
 
@@ -345,8 +372,10 @@ impl Session {
 
     fn shut(&mut self) {
         if let Some(ours) = self.ours.as_ref().filter(|_| !self.shut) {
+            let from = tsc::now();
             let _ = shutdown(ours, Shutdown::Write);
             self.shut = true;
+            self.woke(from);
         }
     }
 
@@ -368,19 +397,23 @@ impl Session {
         };
         slot.identity.error.store(error, Ordering::Release);
         self.show(slot, flags::OVER);
+        let from = tsc::now();
         if error != 0 && self.reset(slot, counts) {
             let ours = self.ours.take();
             let left = ours.and_then(|ours| {
                 pair::take_no_more(ours.as_fd());
                 pair::close_plain(ours)
             });
+            self.woke(from);
             return Ending::Reset(left);
         }
         self.shut();
         self.open(slot, counts);
         if let Some(ours) = self.ours.as_ref().filter(|_| error != 0 && hangs) {
             self.hung = true;
+            let from = tsc::now();
             let _ = shutdown(ours, Shutdown::Both);
+            self.woke(from);
         }
         Ending::Stays
     }

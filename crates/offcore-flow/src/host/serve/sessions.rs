@@ -98,6 +98,7 @@ impl Serve {
         if session.look(slot, calls, counts).is_err() {
             self.reset(app, number, calls.now);
         }
+        self.settle(app, number);
     }
 
     /// What an application has stored means nothing: the stack has let go of the connection.
@@ -129,18 +130,6 @@ impl Serve {
         }
     }
 
-    /// Says what is to be said at the end of a turn.
-    pub(super) fn announce(&mut self) {
-        let Self { apps, announced, counts, .. } = self;
-        for (app, number) in announced.drain(..) {
-            let application = apps.get_mut(app).and_then(Option::as_deref_mut);
-            let Some((session, slot)) = application.and_then(|app| app.both(number)) else { continue };
-            if std::mem::take(&mut session.queued) {
-                session.announce(slot, counts);
-            }
-        }
-    }
-
     pub(super) fn writable(&mut self, conn: ConnId, calls: &mut Calls<'_>) {
         let Self { apps, by_conn, counts, .. } = self;
         let Some(&(app, number)) = by_conn.get(&conn) else { return };
@@ -148,6 +137,7 @@ impl Serve {
         if let Some((session, slot)) = application.and_then(|app| app.both(number)) {
             session.make_room(slot, calls, counts);
         }
+        self.settle(app, number);
     }
 
     pub(super) fn connected(&mut self, conn: ConnId, calls: &mut Calls<'_>) {
@@ -169,6 +159,7 @@ impl Serve {
         if let Some((session, slot)) = application.and_then(|app| app.both(number)) {
             session.peer_ended(slot);
         }
+        self.settle(app, number);
     }
 
     /// A connection is over, or what is written to a datagram socket means nothing. A connection's memory stays until the application lets go of it.
@@ -189,6 +180,7 @@ impl Serve {
             let _ = watch.add(pipe, key, EventFlags::empty());
             left.into_iter().for_each(|left| errands.close(user, left));
         }
+        self.settle(app, number);
     }
 
     /// The application's last descriptor of a session is closed, or it has shut both directions down.
@@ -359,6 +351,7 @@ impl Serve {
         if session.is_open(slot) {
             session.open_with_room(slot, calls, counts);
         }
+        self.settle(app, number);
         true
     }
 

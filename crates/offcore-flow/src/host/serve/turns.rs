@@ -71,7 +71,7 @@ impl Serve {
                 Some((number, app.user, app.slice))
             });
             let Some(app) = self.turns.next(waiting) else {
-                self.behind = false;
+                self.behind = !self.announced.is_empty();
                 return;
             };
             if now - began >= self.turns.round {

@@ -1,0 +1,213 @@
+//! What it takes to wake applications up. To send a byte to an end of a session is to walk through all that waits for it: an
+//! application may have put its end into epoll sets many thousand times, and the worker would walk for all of them.
+//!
+//! Long walks are few in a turn for each user. Who goes on making the worker walk for milliseconds is ended: those are counted by
+//! the processor's time, which the kernel does not give to anybody else meanwhile, as three times at least and as a part of all
+//! time, and of a user as a whole. Until that is made up for the user begins no new sessions.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use offcore_stats::tsc;
+use rustix::net::{Shutdown, shutdown};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::Serve;
+
+/// A wake-up that takes so many ticks of the TSC is long: some 30 us.
+pub(super) const LONG: u64 = 100_000;
+/// Users whose wake-ups are long in a turn, and are known so; of others all wait.
+const USERS: usize = 8;
+/// What a wake-up takes that is counted, at least: some thousand epoll sets wait, or a thousand threads.
+const SLOW: Duration = Duration::from_millis(2);
+/// What a user may owe, after how many of them, and what part of the time that passes is made up for.
+const OWED: Duration = Duration::from_millis(50);
+const TIMES: u32 = 3;
+const PART: u64 = 100;
+
+/// What users' applications have taken too much.
+#[derive(Debug)]
+pub(super) struct Waking {
+    /// Ticks of a second, and of [`SLOW`] and [`OWED`].
+    hz: u64,
+    slow: u64,
+    owed: u64,
+    /// What this thread had had of a processor at that time, both in ticks.
+    before: (u64, u64),
+    users: HashMap<u32, Account>,
+}
+
+/// What a user owes, since when, how often it came to that, and whether that was too much.
+#[derive(Clone, Copy, Debug, Default)]
+struct Account {
+    owes: u64,
+    since: u64,
+    times: u32,
+    barred: bool,
+}
+
+impl Account {
+    fn at(self, now: u64) -> Self {
+        let owes = self.owes.saturating_sub(now.saturating_sub(self.since) / PART);
+        if owes == 0 { Self { since: now, ..Self::default() } } else { Self { owes, since: now, ..self } }
+    }
+}
+
+impl Waking {
+    pub(super) fn new() -> Self {
+        let [slow, owed] = [SLOW, OWED].map(tsc::ticks);
+        Self { hz: tsc::hz(), slow, owed, before: (0, 0), users: HashMap::new() }
+    }
+
+    /// What is taken from now on is told from what was taken before.
+    pub(super) fn begin(&mut self) {
+        self.before = (self.processor(), tsc::now());
+    }
+
+    /// What this thread has had of a processor, in ticks.
+    fn processor(&self) -> u64 {
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        let nanoseconds =
+            u128::from(time.tv_sec.unsigned_abs()) * 1_000_000_000 + u128::from(time.tv_nsec.unsigned_abs());
+        (nanoseconds * u128::from(self.hz) / 1_000_000_000) as u64
+    }
+
+    /// Of so many ticks that something took just now, those that others did not have the processor for, at least.
+    fn taken(&mut self, ticks: u64) -> u64 {
+        let (processor, since) = self.before;
+        self.begin();
+        let all = self.before.1.wrapping_sub(since);
+        self.before.0.saturating_sub(processor).saturating_sub(all.saturating_sub(ticks)).min(ticks)
+    }
+
+    /// A user's application took so many ticks `now` by being woken up. `true`: that is too much.
+    fn charge(&mut self, user: u32, ticks: u64, now: u64) -> bool {
+        let account = self.users.entry(user).or_default();
+        *account = account.at(now);
+        account.owes += ticks;
+        account.times += 1;
+        account.barred |= account.times >= TIMES && account.owes > self.owed;
+        account.barred
+    }
+
+    fn is_barred_at(&self, user: u32, now: u64) -> bool {
+        self.users.get(&user).is_some_and(|account| account.at(now).barred)
+    }
+
+    /// Whether a user has to make up for what was too much.
+    pub(super) fn is_barred(&self, user: u32) -> bool {
+        !self.users.is_empty() && self.is_barred_at(user, tsc::now())
+    }
+}
+
+impl Serve {
+    /// Says what is to be said at the end of a turn. A user whose application is long to wake up waits with the others of it.
+    pub(super) fn announce(&mut self) {
+        let mut announced = std::mem::take(&mut self.announced);
+        let mut long: ArrayVec<(u32, usize, u64), USERS> = ArrayVec::new();
+        let Self { apps, counts, .. } = self;
+        announced.retain(|&(app, number)| {
+            let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return false };
+            let user = application.user;
+            if !long.is_empty() && (long.is_full() || long.iter().any(|(other, ..)| *other == user)) {
+                return true;
+            }
+            let Some((session, slot)) = application.both(number) else { return false };
+            if std::mem::take(&mut session.queued) {
+                session.announce(slot, counts);
+                match session.take_long() {
+                    0 => {}
+                    ticks => long.push((user, app, ticks)),
+                }
+            }
+            false
+        });
+        self.behind |= !announced.is_empty();
+        self.announced = announced;
+        for (_, app, ticks) in long {
+            self.woke(app, ticks);
+        }
+    }
+
+    /// What was done for a session may have taken long.
+    #[inline]
+    pub(super) fn settle(&mut self, app: usize, number: u32) {
+        let session = self.app(app).and_then(|app| app.session_mut(number));
+        match session.map_or(0, |session| session.take_long()) {
+            0 => {}
+            ticks => self.woke(app, ticks),
+        }
+    }
+
+    /// Something by which an application was woken up took so many ticks.
+    #[inline]
+    pub(super) fn woke(&mut self, app: usize, ticks: u64) {
+        if ticks >= self.waking.slow {
+            self.woke_slowly(app, ticks);
+        }
+    }
+
+    #[cold]
+    fn woke_slowly(&mut self, app: usize, ticks: u64) {
+        let taken = self.waking.taken(ticks);
+        let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        let user = application.user;
+        if taken < self.waking.slow || !self.waking.charge(user, taken, tsc::now()) {
+            return;
+        }
+        tracing::warn!(
+            application = app,
+            user,
+            "an application is ended: to wake it up takes {:.0} ms, since it waits for a session many thousand times",
+            tsc::to_ns(taken) / 1e6
+        );
+        // They are closed where nobody waits for that.
+        let ends = application.take_ends();
+        self.errands.run(user, move || ends.into_iter().for_each(close));
+        self.condemned.push((app, application.id));
+        self.look = true;
+    }
+}
+
+fn close(end: OwnedFd) {
+    let _ = shutdown(&end, Shutdown::Both);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_woken_slowly_too_often_is_barred_until_that_is_made_up_for() {
+        let mut waking = Waking::new();
+        let milliseconds = |count| count * waking.hz / 1000;
+        let [slow, second] = [20, 1000].map(milliseconds);
+        // Hiccups of the machine are forgiven.
+        for times in 0..20 {
+            assert!(!waking.charge(1, slow, times * 3 * second));
+        }
+        assert!(!waking.charge(2, second, 0) && !waking.charge(2, second, 0), "twice only");
+        assert!(waking.charge(2, slow, 0));
+        assert!(!waking.charge(3, slow, 0), "another user");
+        assert!(waking.is_barred_at(2, 100 * second) && !waking.is_barred_at(2, 250 * second));
+    }
+
+    #[test]
+    fn who_has_the_processor_meanwhile_is_no_application() {
+        let mut waking = Waking::new();
+        waking.begin();
+        let from = tsc::now();
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(waking.taken(tsc::now() - from) < waking.slow);
+        let (mut taken, mut tried) = (0, 0);
+        while taken < waking.slow && tried < 100 {
+            let from = tsc::now();
+            while tsc::now() - from < 5 * waking.slow {}
+            taken = waking.taken(tsc::now() - from);
+            tried += 1;
+        }
+        assert!(taken >= waking.slow);
+    }
+}

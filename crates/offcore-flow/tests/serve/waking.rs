@@ -1,0 +1,67 @@
+//! Ends of sessions for which too many wait: to wake them up takes the worker's time.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+use offcore_session::message::{Call, NONE, Question};
+use offcore_session::slot::state;
+use offcore_tcp::proto::Config;
+use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+
+use crate::process::{Process, listen};
+use crate::setup::{path, serve_also};
+use crate::world::World;
+
+const OTHER: u32 = 54_321;
+/// How often an end is put into how many sets.
+const COPIES: usize = 250;
+const SETS: usize = 250;
+
+#[test]
+fn whose_end_is_waited_for_too_often_is_ended_and_nobody_else() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIP: whose_end_is_waited_for_too_often_is_ended_and_nobody_else: needs root");
+    }
+    let path = path();
+    let mut world = World::new(serve_also(&path, &[OTHER]).unwrap(), Config::default());
+    let honest = Process::attach(&mut world, &path);
+    let theirs = honest.listen(&mut world, 81, 8);
+    let process = Process::attach_as(&mut world, &path, OTHER);
+    let listener = process.listen(&mut world, 8080, 8);
+    let mut client = world.connect(8080);
+    world.run(0.1);
+    let end = process.accept(&listener).unwrap();
+    let copies: Vec<_> = (0..COPIES).map(|_| end.fd.try_clone().unwrap()).collect();
+    let sets: Vec<OwnedFd> = (0..SETS).map(|_| create(CreateFlags::CLOEXEC).unwrap()).collect();
+    for set in &sets {
+        for copy in &copies {
+            add(set, copy, EventData::new_u64(0), EventFlags::IN | EventFlags::ET).unwrap();
+        }
+    }
+    let mut tokens = 0;
+    while world.app.counts().applications == 2 {
+        let before = world.app.counts().tokens;
+        world.write(&mut client, b"x");
+        world.run(0.05);
+        tokens += world.app.counts().tokens - before;
+        let _ = recv(&end.fd, &mut [0; 8], RecvFlags::DONTWAIT);
+        end.slot().wake.taken();
+        assert!(tokens < 1000, "it is woken up again and again");
+    }
+    assert!((3..50).contains(&tokens), "{tokens}");
+    assert!(world.is_closed(&client));
+    // Its user has to wait, others need not.
+    let again = Process::attach_as(&mut world, &path, OTHER);
+    let refused = Some(Errno::ACCESS.raw_os_error() as u32);
+    assert_eq!(again.open(&mut world, &listen(8081, 1)).err(), refused);
+    assert_eq!(theirs.slot().state(), state::LISTENING);
+    let (answer, _) = honest.ask(&mut world, &Question::new(Call::Segments, NONE, 0), &[]);
+    assert_eq!(answer.error, 0);
+    honest.listen(&mut world, 8081, 1);
+    world.connect(81);
+    world.run(0.1);
+    let accepted = honest.accept(&theirs).unwrap();
+    assert_eq!(accepted.slot().identity.error.load(Ordering::Relaxed), 0);
+}
