@@ -4,6 +4,7 @@ use core::ffi::c_int;
 
 use offcore_session::message::{Call, NONE, Question};
 
+use crate::environment;
 use crate::link;
 use crate::session;
 use crate::sys;
@@ -13,7 +14,6 @@ use crate::table::{self, Entry, Kind};
 pub(crate) fn adopt(fd: c_int) {
     let option = |name| sys::int_option(fd, libc::SOL_SOCKET, name);
     let may_be = option(libc::SO_DOMAIN) == libc::AF_UNIX && option(libc::SO_TYPE) == libc::SOCK_STREAM;
-    // A program without such sockets has nothing to do with the stack yet.
     if !may_be || link::is_own(fd) || link::ensure().is_err() || !link::is_stacks(fd) {
         return;
     }
@@ -30,5 +30,8 @@ pub(crate) fn adopt(fd: c_int) {
 
 /// A program that has just been executed may have sessions of the one before it.
 pub(crate) fn inherit() {
+    if !environment::was_linked() {
+        return;
+    }
     sys::each_descriptor(adopt);
 }

@@ -3,7 +3,7 @@
 //! | variable | what |
 //! |---|---|
 //! | `OFFCORE_STACK` | path of the stack's socket |
-//! | `OFFCORE_KEY` | 32 hexadecimal digits: the application of this program and of all that it starts |
+//! | `OFFCORE_KEY` | 32 hexadecimal digits: the application of this program and of all that it starts; a `+` once one of these has linked itself |
 //! | `OFFCORE_ONLY` | what goes to the stack: see [`crate::rules`] |
 //! | `OFFCORE_EXPLAIN` | device and inode of the file that is told where sockets go: see [`crate::explain`] |
 //! | `LD_PRELOAD` | this library |
@@ -141,9 +141,14 @@ pub(crate) fn key() -> Key {
     key
 }
 
-/// Changes the key, for programs that are executed from now on.
+/// Whether a process from which this one comes was linked to the stack.
+pub(crate) fn was_linked() -> bool {
+    value(KEY).len() > 2 * KEY_LEN
+}
+
+/// Changes the key, for programs that are executed from now on: this process is linked.
 pub(crate) fn set_key(key: &Key) {
-    let mut variable = [0; NAMES[KEY].len() + 2 * KEY_LEN];
+    let mut variable = [b'+'; NAMES[KEY].len() + 2 * KEY_LEN + 1];
     let (name, digits) = variable.split_at_mut(NAMES[KEY].len());
     name.copy_from_slice(NAMES[KEY]); // copy-ok: a variable
     let hexadecimal = |half: u8| char::from_digit(half.into(), 16).unwrap_or('0') as u8;

@@ -174,7 +174,14 @@ impl Serve {
         };
         answer.descriptors = descriptors.len() as u32;
         let from = tsc::now();
-        let sent = wire::send(channel, &answer.to_bytes(), &descriptors).is_ok();
+        let sent = match wire::send(channel, &answer.to_bytes(), &descriptors) {
+            // Others do not take what they are sent, and that counts against this process's user. It is not this one's doing.
+            Err(Errno::TOOMANYREFS) => {
+                let answer = Answer::of(error_number(Errno::NOBUFS));
+                wire::send(channel, &answer.to_bytes(), &[]).is_ok()
+            }
+            sent => sent.is_ok(),
+        };
         self.woke(key.app.into(), tsc::now().saturating_sub(from));
         sent
     }
