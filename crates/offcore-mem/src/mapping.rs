@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::str::FromStr;
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// Which pages a mapping is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,17 +86,38 @@ impl Mapping {
             Hugepages::Size2M => &[2 << 20],
             Hugepages::None => &[0],
         };
-        let mut result = Self::new_memfd(name, len, sizes[0]);
+        let mut result = Self::new_memfd(name, len, sizes[0], MapFlags::POPULATE);
         for &page_size in &sizes[1..] {
             if result.is_ok() {
                 break;
             }
-            result = Self::new_memfd(name, len, page_size);
+            result = Self::new_memfd(name, len, page_size, MapFlags::POPULATE);
         }
         result
     }
 
-    fn new_memfd(name: &str, len: usize, huge: usize) -> Result<(Self, OwnedFd), MemoryError> {
+    /// The same on ordinary pages, of which none is [touched](Self::touch) yet.
+    ///
+    /// # Errors
+    /// When there is not as much memory.
+    pub fn untouched_memfd(name: &str, len: usize) -> Result<(Self, OwnedFd), MemoryError> {
+        Self::new_memfd(name, len, 0, MapFlags::empty())
+    }
+
+    /// Has the kernel find all pages that nobody has touched: some ten milliseconds for 64 MiB. Where it knows no such call
+    /// (before Linux 5.14), they come as they are used.
+    pub fn touch(&self) {
+        // SAFETY: the range is this mapping, whose content stays as it is.
+        let _ =
+            unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) };
+    }
+
+    fn new_memfd(
+        name: &str,
+        len: usize,
+        huge: usize,
+        mapped_with: MapFlags,
+    ) -> Result<(Self, OwnedFd), MemoryError> {
         let page_size = if huge == 0 { rustix::param::page_size() } else { huge };
         let len = len.checked_next_multiple_of(page_size).unwrap_or(len);
         let fail = |what| {
@@ -124,7 +145,7 @@ impl Mapping {
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
             .map_err(fail("sealing a memfd"))?;
         // mmap reserves hugepages or fails here, rather than with a SIGBUS later; POPULATE touches them.
-        let mapping = Self::map(fd.as_fd(), 0, len, page_size, MapFlags::POPULATE).map_err(fail("mmap"))?;
+        let mapping = Self::map(fd.as_fd(), 0, len, page_size, mapped_with).map_err(fail("mmap"))?;
         Ok((mapping, fd))
     }
 

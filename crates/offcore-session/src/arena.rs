@@ -32,6 +32,8 @@ use crate::sync::Ordering;
 use crate::table::{Spare, Table};
 use cuts::{Cuts, List};
 
+/// What memfds are called.
+const NAME: &str = "offcore-session";
 /// Most bytes of an arena: places are 32 bits.
 const LARGEST: usize = 1 << 40;
 /// Small blocks in a large one.
@@ -82,7 +84,13 @@ impl Segment {
     /// # Errors
     /// When there is not as much memory.
     pub fn new(wanted: Wanted) -> Result<Self, MemoryError> {
-        let (mapping, fd) = Mapping::memfd("offcore-session", wanted.len, wanted.pages_of)?;
+        let (mapping, fd) = Mapping::memfd(NAME, wanted.len, wanted.pages_of)?;
+        Ok(Self { len: wanted.len, mapping, fd })
+    }
+
+    /// The same on ordinary pages, of which none is touched.
+    fn untouched(wanted: Wanted) -> Result<Self, MemoryError> {
+        let (mapping, fd) = Mapping::untouched_memfd(NAME, wanted.len)?;
         Ok(Self { len: wanted.len, mapping, fd })
     }
 }
@@ -116,19 +124,24 @@ impl Arena {
     /// # Errors
     /// When there is not as much memory.
     pub fn new(limit: usize) -> Result<Self, MemoryError> {
-        Self::on(Hugepages::Auto, limit)
+        Self::on(Hugepages::Auto, limit, Segment::new)
     }
 
     /// The same for another process, on ordinary pages: it can punch holes into the segments, which are sealed against nothing
     /// but other lengths. An ordinary page is allocated anew when it is touched; for a hugepage there may be none left by then.
+    /// The pages of its first segment are still to be [touched](Memory::touch).
     ///
     /// # Errors
     /// As [`Arena::new`].
     pub fn shared(limit: usize) -> Result<Self, MemoryError> {
-        Self::on(Hugepages::None, limit)
+        Self::on(Hugepages::None, limit, Segment::untouched)
     }
 
-    fn on(pages_of: Hugepages, limit: usize) -> Result<Self, MemoryError> {
+    fn on(
+        pages_of: Hugepages,
+        limit: usize,
+        first: impl FnOnce(Wanted) -> Result<Segment, MemoryError>,
+    ) -> Result<Self, MemoryError> {
         let limit = limit.clamp(LARGE, LARGEST) / LARGE * LARGE;
         let mut arena = Self {
             memory: Arc::new(Memory::new(limit.div_ceil(SEGMENT))),
@@ -145,7 +158,8 @@ impl Arena {
             free_small: 0,
             spare: Spare::default(),
         };
-        arena.grow()?;
+        let added = arena.wanted().map(first).transpose()?.map(|segment| arena.add(segment));
+        debug_assert!(matches!(added, Some(Ok(()))), "the first segment is wanted");
         // Page 0 stays behind: 0 is no block. Its neighbours are small ones for ever.
         arena.large.pop();
         arena.blocks.cut(&mut arena.small, 0, 1);

@@ -18,7 +18,7 @@ const PLENTY: usize = 4;
 pub struct AppMemory(pub(super) Arena);
 
 impl AppMemory {
-    /// Maps and touches up to 64 MiB: some ten milliseconds, so that another thread than the stack's may do it.
+    /// Maps up to 64 MiB, which are to be [touched](offcore_session::Memory::touch) soon, by another thread than the stack's.
     ///
     /// # Errors
     /// When there is not as much memory.

@@ -50,15 +50,29 @@ impl Errands {
 
     /// Has a user's thread do something.
     pub(super) fn run(&mut self, user: u32, errand: impl FnOnce() + Send + 'static) {
-        let of = self.users.entry(user).or_insert_with(|| {
-            let (errands, waiting) = channel();
-            User { errands, left: Arc::default(), waiting: Some(waiting) }
+        let left = Arc::clone(&self.user(user).left);
+        left.fetch_add(1, Ordering::Relaxed);
+        self.run_unawaited(user, move || {
+            errand();
+            left.fetch_sub(1, Ordering::Release);
         });
-        of.left.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Has it do something that nobody waits for: it is not among what is [left](Self::has_some).
+    pub(super) fn run_unawaited(&mut self, user: u32, errand: impl FnOnce() + Send + 'static) {
+        let cpus = self.cpus;
+        let of = self.user(user);
         let _ = of.errands.send(Box::new(errand));
         if of.waiting.is_some() {
-            of.start(self.cpus);
+            of.start(cpus);
         }
+    }
+
+    fn user(&mut self, user: u32) -> &mut User {
+        self.users.entry(user).or_insert_with(|| {
+            let (errands, waiting) = channel();
+            User { errands, left: Arc::default(), waiting: Some(waiting) }
+        })
     }
 
     /// Drops something that has descriptors which came from a user.
@@ -93,15 +107,11 @@ impl User {
     fn start(&mut self, cpus: CpuSet) {
         // It gets the other end from here: one that was not started would take it along.
         let (pass, passed) = channel::<Receiver<Errand>>();
-        let left = Arc::clone(&self.left);
         let thread = Builder::new().name("errands".into()).stack_size(STACK).spawn(move || {
             // A worker, whose core is its own, has started it.
             let _ = sched_setaffinity(None, &cpus);
             let Ok(errands) = passed.recv() else { return };
-            for errand in errands {
-                errand();
-                left.fetch_sub(1, Ordering::Release);
-            }
+            errands.into_iter().for_each(|errand| errand());
         });
         if thread.is_ok() {
             let _ = self.waiting.take().map(|errands| pass.send(errands));

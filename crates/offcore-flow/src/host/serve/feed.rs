@@ -77,6 +77,16 @@ impl Feed {
         self.run(user, errands, move || Made::New { user, key, memory: AppMemory::new(bytes).ok(), share });
     }
 
+    /// Has the pages of an application's first memory found, unless it is gone when its turn comes.
+    pub(super) fn touch(user: u32, memory: &Arc<Memory>, errands: &mut Errands) {
+        let memory = Arc::downgrade(memory);
+        errands.run_unawaited(user, move || {
+            if let Some(memory) = memory.upgrade() {
+                memory.touch();
+            }
+        });
+    }
+
     /// Has more made for one that is there.
     pub(super) fn go_on(
         &self,
@@ -105,13 +115,13 @@ impl Feed {
             self.left.extract_if(.., |left| Arc::strong_count(&left.memory) == 1)
         {
             // In this order.
-            errands.run(user, move || drop((memory, share)));
+            errands.run_unawaited(user, move || drop((memory, share)));
         }
     }
 
     fn run(&self, user: u32, errands: &mut Errands, make: impl FnOnce() -> Made + Send + 'static) {
         let (to, told) = (self.to.clone(), Arc::clone(&self.told));
-        errands.run(user, move || {
+        errands.run_unawaited(user, move || {
             // Who would hear of it is gone: then it is unmapped here.
             if to.send(make()).is_ok() {
                 let _ = rustix::io::write(&*told, &1u64.to_ne_bytes());
