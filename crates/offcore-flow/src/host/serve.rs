@@ -377,15 +377,18 @@ impl App for Serve {
                 self.end_application(app, calls);
             }
         }
-        let mut behind = !self.announced.is_empty();
+        // Those that had to wait for this turn.
+        if !self.announced.is_empty() {
+            self.announce();
+        }
+        let mut behind = false;
         for application in self.apps.iter_mut().flatten() {
             application.take_marks();
             self.look |= application.shared.control().take_look();
             behind |= application.is_behind();
         }
-        if behind {
-            self.look_at_some(calls);
-        }
+        self.behind = behind && self.look_at_some(calls);
+        self.behind |= !self.announced.is_empty();
         if self.look || calls.now >= self.looked + LOOK {
             self.tend(calls);
         }

@@ -60,8 +60,8 @@ impl Turns {
 
 impl Serve {
     /// Looks at sessions that were marked, and at those that are to be looked at although they were not, for as long as a round
-    /// has.
-    pub(super) fn look_at_some(&mut self, calls: &mut Calls<'_>) {
+    /// has. Whether there are more.
+    pub(super) fn look_at_some(&mut self, calls: &mut Calls<'_>) -> bool {
         let began = tsc::now();
         let mut now = began;
         loop {
@@ -70,15 +70,11 @@ impl Serve {
                 let app = app.as_deref().filter(|app| app.is_behind())?;
                 Some((number, app.user, app.slice))
             });
-            let Some(app) = self.turns.next(waiting) else {
-                self.behind = !self.announced.is_empty();
-                return;
-            };
+            let Some(app) = self.turns.next(waiting) else { return false };
             if now - began >= self.turns.round {
-                self.behind = true;
-                return;
+                return true;
             }
-            let Some(user) = self.app(app).map(|app| app.user) else { return };
+            let Some(user) = self.app(app).map(|app| app.user) else { return false };
             let from = now;
             while now - from < self.turns.slice && self.look_at_next(app, calls) {
                 now = tsc::now();

@@ -107,7 +107,7 @@ impl Serve {
     pub(super) fn announce(&mut self) {
         let mut announced = std::mem::take(&mut self.announced);
         let mut long: ArrayVec<(u32, usize, u64), USERS> = ArrayVec::new();
-        let Self { apps, counts, .. } = self;
+        let Self { apps, counts, waking, .. } = self;
         announced.retain(|&(app, number)| {
             let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return false };
             let user = application.user;
@@ -117,17 +117,19 @@ impl Serve {
             let Some((session, slot)) = application.both(number) else { return false };
             if std::mem::take(&mut session.queued) {
                 session.announce(slot, counts);
-                match session.take_long() {
-                    0 => {}
-                    ticks => long.push((user, app, ticks)),
+                let ticks = session.take_long();
+                // Who is woken up on this core may just have had it.
+                let taken = if ticks > 0 { waking.taken(ticks) } else { 0 };
+                if taken >= LONG {
+                    long.push((user, app, taken));
                 }
             }
             false
         });
         self.behind |= !announced.is_empty();
         self.announced = announced;
-        for (_, app, ticks) in long {
-            self.woke(app, ticks);
+        for (_, app, taken) in long {
+            self.took(app, taken);
         }
     }
 
@@ -145,13 +147,14 @@ impl Serve {
     #[inline]
     pub(super) fn woke(&mut self, app: usize, ticks: u64) {
         if ticks >= self.waking.slow {
-            self.woke_slowly(app, ticks);
+            let taken = self.waking.taken(ticks);
+            self.took(app, taken);
         }
     }
 
+    /// It took so many ticks of this core.
     #[cold]
-    fn woke_slowly(&mut self, app: usize, ticks: u64) {
-        let taken = self.waking.taken(ticks);
+    fn took(&mut self, app: usize, taken: u64) {
         let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
         let user = application.user;
         if taken < self.waking.slow || !self.waking.charge(user, taken, tsc::now()) {
