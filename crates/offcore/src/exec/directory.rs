@@ -1,5 +1,6 @@
 //! The directory of a stack that a program has for itself. Nobody knows its name before it is there.
 
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -86,11 +87,18 @@ fn lock(path: &Path) -> Result<Option<File>, Errno> {
     Ok(Some(directory).filter(|_| same && found.uid() == geteuid().as_raw()))
 }
 
+/// Whether a directory may be one of these: others that begin so are somebody's.
+fn is_name(name: &OsStr) -> bool {
+    let number = name.as_encoded_bytes().strip_prefix(PREFIX.as_bytes());
+    number.is_some_and(|number| number.len() == 16 && number.iter().all(u8::is_ascii_hexdigit))
+}
+
 /// Removes this user's directories that neither a command nor a stack has.
 fn remove_left(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        let is_ours = entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes());
-        if is_ours && let Ok(Some(_lock)) = lock(&entry.path()) {
+        if is_name(&entry.file_name())
+            && let Ok(Some(_lock)) = lock(&entry.path())
+        {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -104,7 +112,8 @@ mod tests {
     #[test]
     fn what_nobody_has_is_removed() {
         let parent = std::env::temp_dir().join(format!("offcore-directory-{}", std::process::id()));
-        let [left, claimed, other] = ["offcore-exec-1", "offcore-exec-2", "other"].map(|name| {
+        let names = ["offcore-exec-0123456789abcdef", "offcore-exec-fedcba9876543210", "offcore-exec-notes"];
+        let [left, claimed, other] = names.map(|name| {
             fs::create_dir_all(parent.join(name).join("below")).unwrap();
             parent.join(name)
         });
@@ -130,9 +139,9 @@ mod tests {
     fn links_are_no_directories() {
         let parent = std::env::temp_dir().join(format!("offcore-directory-links-{}", std::process::id()));
         fs::create_dir_all(parent.join("precious")).unwrap();
-        std::os::unix::fs::symlink("precious", parent.join("offcore-exec-1")).unwrap();
+        std::os::unix::fs::symlink("precious", parent.join("offcore-exec-0123456789abcdef")).unwrap();
         drop(Directory::make_in(&parent).unwrap());
-        assert!(parent.join("precious").exists() && parent.join("offcore-exec-1").exists());
+        assert!(parent.join("precious").exists() && parent.join("offcore-exec-0123456789abcdef").exists());
         fs::remove_dir_all(&parent).unwrap();
     }
 }

@@ -73,13 +73,13 @@ impl Wanted<'_> {
     pub(super) fn start(&self, stage: &Stage) -> Server {
         stage.wait_free(STACK[0], PORT);
         let conf = self.write(stage, "nginx");
-        Server::listening(stage, stage.start(&[&nginx(), "-c", &conf]))
+        Server::listening(stage, stage.start(&[&nginx(), "-c", &conf]), self.workers)
     }
 
     /// The same where the kernel's address is reached by the stack.
     fn start_apart(&self, stage: &Stage) -> Server {
         let conf = self.write(stage, "nginx");
-        Server::listening(stage, stage.start_apart(&[&nginx(), "-c", &conf]))
+        Server::listening(stage, stage.start_apart(&[&nginx(), "-c", &conf]), self.workers)
     }
 }
 
@@ -95,8 +95,10 @@ pub(super) struct Server {
 }
 
 impl Server {
-    fn listening(stage: &Stage, process: Process) -> Self {
+    fn listening(stage: &Stage, process: Process, workers: u32) -> Self {
         stage.wait_listening(STACK[0], PORT, &process);
+        // The master listens before it has them.
+        until("workers", || children(process.id()).len() >= workers as usize, || process.tail());
         Self { process, log: stage.path("nginx.log") }
     }
 
