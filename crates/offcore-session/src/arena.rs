@@ -7,7 +7,7 @@
 //! A large block is cut into small ones, a small one into slots or into tables, when the last cut one is used up; it is
 //! whole again as soon as all its parts are free. The lists are private memory: an application cannot reach them, nor
 //! can it learn more from the pages it sees than its own sessions' blocks. Nothing here asks for memory but
-//! [`Arena::new`], [`Arena::grow`], and the private table of a FIFO when more are large than ever before.
+//! [`Segment::new`], [`Arena::new`], [`Arena::grow`], and the private table of a FIFO when more are large than ever before.
 //!
 //! **Fragmentation** has one bound: a large block with a single used part is not to be had as a large one, so at worst
 //! each small block in use costs 64 KiB. The cut block that is used up first is cut up completely before another one

@@ -17,12 +17,9 @@ mod model;
 mod tcp;
 mod vhost;
 
-use std::io::Read;
 use std::ops::RangeInclusive;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use anyhow::{Context, anyhow};
 use clap::{Subcommand, ValueEnum};
@@ -31,6 +28,7 @@ use offcore_bench::row::{Row, SCHEMA};
 use offcore_stats::lcore;
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
 use crate::Failure;
@@ -88,16 +86,11 @@ pub(crate) fn run(command: &BenchCommand, names: &[String]) -> Result<(), Failur
 
 /// Ends this process by a signal as usual, but for what it has made outside of it.
 fn tidy_on_signals() -> std::io::Result<()> {
-    let (mut told, tell) = UnixStream::pair()?;
-    let signal_was = Arc::new(AtomicUsize::new(0));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register_usize(signal, Arc::clone(&signal_was), signal as usize)?;
-        signal_hook::low_level::pipe::register(signal, tell.try_clone()?)?;
-    }
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     std::thread::spawn(move || {
-        if told.read_exact(&mut [0]).is_ok() {
+        for signal in signals.forever() {
             leftovers::remove_all();
-            let _ = emulate_default_handler(signal_was.load(Ordering::SeqCst) as i32);
+            let _ = emulate_default_handler(signal);
         }
     });
     Ok(())

@@ -178,12 +178,12 @@ impl Serve {
         let who = who.and_then(|who| if hello.version == VERSION { Ok(who) } else { Err(Errno::PROTO) });
         let who = match who {
             Ok(who) => who,
-            Err(error) => return self.refuse_guest(guest, error, calls),
+            Err(error) => return self.refuse_guest(guest, error, calls.now),
         };
         match self.find_app(hello.key, guest.user) {
             Some(app) => self.enter(Ok(app), who, guest, calls),
             // The one that has invited it is gone.
-            None if guest.invited => self.refuse_guest(guest, Errno::ACCESS, calls),
+            None if guest.invited => self.refuse_guest(guest, Errno::ACCESS, calls.now),
             None => self.begin_app(hello.key, guest, calls),
         }
     }
@@ -195,13 +195,13 @@ impl Serve {
         let (all, is_begun) = (waiting().count(), waiting().any(|other| other.waits == Some(key)));
         let ours = key == [0; KEY];
         if ours && getrandom(&mut key, GetRandomFlags::NONBLOCK).ok() != Some(KEY) || all >= WAITING {
-            return self.refuse_guest(guest, Errno::AGAIN, calls);
+            return self.refuse_guest(guest, Errno::AGAIN, calls.now);
         }
         if ours || !is_begun {
             let (all, of_user) = self.feed.count(user);
             if all >= APPLICATIONS || of_user >= APPLICATIONS_OF_USER {
                 let error = self.end_oldest_left(user, calls);
-                return self.refuse_guest(guest, error, calls);
+                return self.refuse_guest(guest, error, calls.now);
             }
             self.feed.begin(user, key, self.config.memory, &mut self.errands);
         }
@@ -256,7 +256,7 @@ impl Serve {
             let Some(guest) = self.guests.remove(at) else { return };
             match self.may_attach(&guest.socket) {
                 Ok(who) => self.enter(app, who, guest, calls),
-                Err(error) => self.refuse_guest(guest, error, calls),
+                Err(error) => self.refuse_guest(guest, error, calls.now),
             }
         }
         // Nobody has waited for it after all.
@@ -287,18 +287,14 @@ impl Serve {
     ) {
         match app.and_then(|app| self.admit(app, who, &guest.socket)) {
             Ok(attached) => self.greet(attached, guest.socket, calls),
-            Err(error) => self.refuse_guest(guest, error, calls),
+            Err(error) => self.refuse_guest(guest, error, calls.now),
         }
     }
 
-    fn refuse_guest(&mut self, guest: Guest, error: Errno, calls: &mut Calls<'_>) {
-        self.refuse_process(&guest.socket, calls.now, error);
+    fn refuse_guest(&mut self, guest: Guest, error: Errno, now: u64) {
+        self.refuse_process(&guest.socket, now, error);
         answer(guest.socket.as_fd(), number(error));
         self.turn_away(guest);
-        // One that was made for it is nobody's.
-        for app in 0..self.apps.len() {
-            self.end_when_over(app, calls);
-        }
     }
 
     /// The application of a user that has a key.
