@@ -196,7 +196,10 @@ fn proxy() {
     let all = |way: &str| {
         for len in SIZES {
             let url = url(STACK[0], &format!("{way}/{len}"));
-            assert!(curl(&stage.netns, &[&url, &url]) == file(len).repeat(2), "{url}");
+            let got = curl(&stage.netns, &[&url, &url]);
+            let begin = || String::from_utf8_lossy(&got[..got.len().min(300)]).into_owned();
+            let log = || fs::read_to_string(stage.path("nginx.log")).unwrap_or_default();
+            assert!(got == file(len).repeat(2), "{url}: {} bytes: {}\n{}", got.len(), begin(), log());
         }
     };
     let wanted = Wanted { workers: 2, server: behind, ..PLAIN };
