@@ -91,6 +91,14 @@ static void edge(void)
     events_of("edge-partial-read", set, 0);
     must("text 1 more");
     events_of("edge-new-data", set, TIMEOUT);
+    int edges = 0;
+    for (; edges < 50; edges++) {
+        recv(fd, buffer, 1, 0);
+        must("text 1 ab");
+        if (epoll_wait(set, (struct epoll_event[1]){0}, 1, TIMEOUT) != 1)
+            break;
+    }
+    result("edge-each-time-data-are-left", edges);
     recv(fd, buffer, 99, 0);
     events_of("edge-drained", set, 0);
     result("edge-mod", control(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLOUT | EPOLLET, 2));

@@ -4,6 +4,7 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 
 use offcore_session::slot::{Slot, flags, state, wish};
+use offcore_session::wake::TOKENS;
 use offcore_session::{Place, Segments, app};
 
 use crate::link::{self, Mapped};
@@ -211,7 +212,7 @@ impl Session {
     }
 
     /// After a read that has left `left` bytes: what comes from now on is announced again. The bytes of the pair are taken
-    /// when there is nothing to be read.
+    /// when there is nothing to be read; before, all but one.
     pub(crate) fn settle(&self, reader: &app::Reader<Mapped>, left: usize) {
         if self.is_over() {
             // The byte that is last is the stack's, which knows by it that there is a descriptor.
@@ -220,10 +221,11 @@ impl Session {
         let (wake, leftover) = (&self.slot.wake, &self.slot.wishes.leftover);
         let announced = wake.is_announced();
         if left > 0 && announced {
-            leftover.store(1, Ordering::Relaxed);
+            let bytes = leftover.load(Ordering::Relaxed).saturating_add(1);
+            leftover.store(if bytes > TOKENS { self.take_all_but_one() } else { bytes }, Ordering::Relaxed);
         } else if left > 0 || !announced && leftover.load(Ordering::Relaxed) == 0 {
             return;
-        } else if sys::take_bytes(self.fd).is_err() {
+        } else if sys::take_bytes(self.fd, usize::MAX).is_err() {
             // A byte that is on its way is taken by who finds nothing else.
             return;
         } else {
@@ -235,12 +237,23 @@ impl Session {
         }
     }
 
+    /// Has the pair take more bytes of the stack's: each of them is an edge, for who reads without ever finding nothing. How
+    /// many there are then.
+    fn take_all_but_one(&self) -> u32 {
+        let mut there = 0;
+        // A filter might kill the process for this question.
+        if !sys::is_sandboxed() && sys::readable(self.fd, &mut there).is_ok() && there > 1 {
+            let _ = sys::take_bytes(self.fd, there as usize - 1);
+        }
+        1
+    }
+
     /// A byte without data is taken: it was on its way when its data was read.
     pub(crate) fn settle_late(&self) -> Result<(), Errno> {
         let _lock = Held::new(&self.slot.wishes.reading);
         let reader = self.reader()?;
         if reader.available() == 0 {
-            let _ = sys::take_bytes(self.fd);
+            let _ = sys::take_bytes(self.fd, usize::MAX);
             self.slot.wake.taken();
             if reader.available() > 0 || self.slot.identity.has_failed() {
                 self.mark();

@@ -141,9 +141,10 @@ pub(crate) fn send_byte(fd: c_int) -> Result<usize, Errno> {
     result(unsafe { call(libc::SYS_sendto, [fd as usize, byte.as_ptr() as usize, 1, flags, 0, 0]) })
 }
 
-/// Takes what bytes of no meaning there are; `EAGAIN` when there is none.
-pub(crate) fn take_bytes(fd: c_int) -> Result<usize, Errno> {
+/// Takes what bytes of no meaning there are, so many and 64 at most; `EAGAIN` when there is none.
+pub(crate) fn take_bytes(fd: c_int, most: usize) -> Result<usize, Errno> {
     let mut bytes = [0u8; 64];
+    let bytes = &mut bytes[..most.min(64)];
     if is_sandboxed() {
         // SAFETY: room for so many bytes, which lives until the call returns.
         return result(unsafe {

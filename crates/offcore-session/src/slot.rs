@@ -122,7 +122,7 @@ pub struct Wishes {
     pub told: AtomicU32,
     /// Bytes that were read since the session was last marked for that.
     pub untold: AtomicU32,
-    /// 1 while the pair may have bytes that were announced before a read which has left data.
+    /// Bytes that the pair may have which were announced before a read that has left data; none only when it has none.
     pub leftover: AtomicU32,
     /// 1 while what was read goes elsewhere than to memory: a signal handler must not read in between.
     pub moving: AtomicU32,

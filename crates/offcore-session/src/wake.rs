@@ -16,7 +16,8 @@
 //! The application, when it has read everything, takes the byte, stores 0, executes a full fence, and looks once more
 //! whether there are bytes. If so it marks its session, and the stack announces again. So whenever a call returns and
 //! there are bytes, the byte is in the pair, or the session is marked. A byte may be there without data: an application
-//! that finds it takes it. An error of a datagram socket is announced as data is, and looked for as well.
+//! that finds it takes it. Who always leaves data, and waits for edges, gets one by each announcement after a read: it leaves
+//! [`TOKENS`] bytes, and then all but one are taken, so that the next one finds room. An error of a datagram socket is announced as data is, and looked for as well.
 //!
 //! **Gate.** The application closes the gate, stores 1 into `want_out`, looks once more whether there is room, and marks its
 //! session in any case. The stack looks at `want_out` when it has freed room, and when a session is marked; if there is
@@ -26,6 +27,9 @@
 mod loom_model;
 
 use crate::sync::{AtomicU32, Ordering, fence};
+
+/// Bytes that may be in the pair after a read that has left data. The stack sees to it that there is room for more.
+pub const TOKENS: u32 = 2;
 
 /// The words of a session that say who waits. Both sides store to them; what an application stores can keep nobody but
 /// its own processes asleep, or wake them up too often.

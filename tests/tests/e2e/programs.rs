@@ -32,7 +32,7 @@ fn ending() {
 
 #[test]
 fn epoll() {
-    same_twice("epoll", 119);
+    same_twice("epoll", 120);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use offcore_session::wake::TOKENS;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio, ioctl_fionread};
 use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
@@ -59,8 +60,12 @@ impl Pairs {
         Err(ServeError::Pair)
     }
 
-    /// How many bytes close the gate of a pair; none where it does not do what it should.
+    /// How many bytes close the gate of a pair; none where it does not do what it should, or has no room for tokens.
     fn try_gate(&self, pair: &Pair) -> Result<Option<u32>, Errno> {
+        // With some that a process's end adds.
+        if (0..2 * TOKENS).any(|_| put(pair.ours.as_fd()).is_err()) {
+            return Ok(None);
+        }
         for gate in 1..=GATE {
             if !shows_out(pair.app.as_fd())? {
                 return Ok(None);
