@@ -2,8 +2,11 @@
 #define _GNU_SOURCE
 #include "common.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 static char buffer[4096];
 
 static void on_signal(int signal)
@@ -78,6 +81,19 @@ static void level(void)
     close(set);
 }
 
+// Of 50 times that something comes behind data that is left, how many are told of.
+static int edges_with_data_left(int fd, int set)
+{
+    int edges = 0;
+    for (; edges < 50; edges++) {
+        recv(fd, buffer, 1, 0);
+        must("text 1 ab");
+        if (epoll_wait(set, (struct epoll_event[1]){0}, 1, TIMEOUT) != 1)
+            break;
+    }
+    return edges;
+}
+
 static void edge(void)
 {
     int fd = opened(AF_INET, 1);
@@ -91,14 +107,17 @@ static void edge(void)
     events_of("edge-partial-read", set, 0);
     must("text 1 more");
     events_of("edge-new-data", set, TIMEOUT);
-    int edges = 0;
-    for (; edges < 50; edges++) {
-        recv(fd, buffer, 1, 0);
-        must("text 1 ab");
-        if (epoll_wait(set, (struct epoll_event[1]){0}, 1, TIMEOUT) != 1)
-            break;
+    result("edge-each-time-data-are-left", edges_with_data_left(fd, set));
+    for (int i = 0; i < 10; i++) {
+        pid_t child = fork();
+        if (!child)
+            _exit(0);
+        waitpid(child, NULL, 0);
     }
-    result("edge-each-time-data-are-left", edges);
+    // Who shares the socket may be told once more.
+    while (epoll_wait(set, (struct epoll_event[1]){0}, 1, 20) > 0) {
+    }
+    result("edge-each-time-after-children", edges_with_data_left(fd, set));
     recv(fd, buffer, 99, 0);
     events_of("edge-drained", set, 0);
     result("edge-mod", control(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLOUT | EPOLLET, 2));
@@ -388,11 +407,34 @@ static void mixed(void)
     close(set);
 }
 
+// A process that has put itself into a sandbox, which lets everything pass.
+static void filtered(void)
+{
+    int fd = opened(AF_INET, 1);
+    must("text 1 abcdef");
+    pid_t child = fork();
+    if (!child) {
+        struct sock_filter pass = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+        struct sock_fprog filter = {1, &pass};
+        fcntl(fd, F_SETFL, O_NONBLOCK);
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter))
+            broken("prctl");
+        int set = set_of(fd, EPOLLIN | EPOLLET);
+        events_of("edge-filtered", set, TIMEOUT);
+        result("edge-each-time-filtered", edges_with_data_left(fd, set));
+        fflush(stdout);
+        _exit(0);
+    }
+    reap("filtered", child);
+    close(fd);
+}
+
 int main(int argc, char **argv)
 {
     begin(argc, argv);
     level();
     edge();
+    filtered();
     one_shot();
     several_sets();
     closing();

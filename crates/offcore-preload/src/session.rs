@@ -220,9 +220,11 @@ impl Session {
         }
         let (wake, leftover) = (&self.slot.wake, &self.slot.wishes.leftover);
         let announced = wake.is_announced();
+        let mut all_taken = false;
         if left > 0 && announced {
             let bytes = leftover.load(Ordering::Relaxed).saturating_add(1);
-            leftover.store(if bytes > TOKENS { self.take_all_but_one() } else { bytes }, Ordering::Relaxed);
+            all_taken = bytes > TOKENS && !self.take_all_but_one(bytes);
+            leftover.store(if bytes > TOKENS { 1 } else { bytes }, Ordering::Relaxed);
         } else if left > 0 || !announced && leftover.load(Ordering::Relaxed) == 0 {
             return;
         } else if sys::take_bytes(self.fd, usize::MAX).is_err() {
@@ -232,20 +234,25 @@ impl Session {
             leftover.store(0, Ordering::Relaxed);
         }
         wake.taken();
-        if reader.available() > left || self.slot.identity.has_failed() {
+        if all_taken || reader.available() > left || self.slot.identity.has_failed() {
             self.mark();
         }
     }
 
-    /// Has the pair take more bytes of the stack's: each of them is an edge, for who reads without ever finding nothing. How
-    /// many there are then.
-    fn take_all_but_one(&self) -> u32 {
-        let mut there = 0;
-        // A filter might kill the process for this question.
-        if !sys::is_sandboxed() && sys::readable(self.fd, &mut there).is_ok() && there > 1 {
-            let _ = sys::take_bytes(self.fd, there as usize - 1);
+    /// Has the pair take more bytes of the stack's: each of them is an edge, for who reads without ever finding nothing. About
+    /// so many are there. `false`: the last one may be taken, too.
+    fn take_all_but_one(&self, about: u32) -> bool {
+        if sys::is_sandboxed() {
+            // A filter might kill the process for the question how many there are.
+            let _ = sys::take_bytes(self.fd, about as usize - 1);
+            return false;
         }
-        1
+        let there = || sys::readable(self.fd);
+        if let Ok(bytes @ 2..) = there() {
+            let _ = sys::take_bytes(self.fd, bytes - 1);
+        }
+        // A signal's handler that reads may have come before.
+        there().is_ok_and(|bytes| bytes > 0)
     }
 
     /// A byte without data is taken: it was on its way when its data was read.

@@ -357,9 +357,8 @@ pub(crate) fn splice_out(session: &Session, to: c_int, len: usize) -> Result<usi
 
 /// Sends what a pipe has, as `splice` does: what is there, and not all of `len`.
 pub(crate) fn splice_in(session: &Session, from: c_int, len: usize, wait: bool) -> Result<usize, Errno> {
-    let mut there: c_int = 0;
     // What a pipe has not yet is waited for, so that it is known how much to take.
     sys::wait_for_input(from, wait)?;
-    sys::readable(from, &mut there)?;
-    send_file(session, from, -1, len.min(there.max(0) as usize))
+    let there = sys::readable(from)?;
+    send_file(session, from, -1, len.min(there))
 }

@@ -411,10 +411,12 @@ pub(crate) fn nap(milliseconds: usize) {
 }
 
 /// `FIONREAD`: how many bytes can be read.
-pub(crate) fn readable(fd: c_int, bytes: &mut c_int) -> Result<(), Errno> {
-    let args = [fd as usize, libc::FIONREAD as usize, ptr::from_mut(bytes) as usize, 0, 0, 0];
+pub(crate) fn readable(fd: c_int) -> Result<usize, Errno> {
+    let mut bytes: c_int = 0;
+    let args = [fd as usize, libc::FIONREAD as usize, ptr::from_mut(&mut bytes) as usize, 0, 0, 0];
     // SAFETY: a number that lives until the call returns.
-    result(unsafe { call(libc::SYS_ioctl, args) }).map(drop)
+    result(unsafe { call(libc::SYS_ioctl, args) })?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
 /// Calls `each` with every descriptor of this process.

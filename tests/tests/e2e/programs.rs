@@ -32,7 +32,7 @@ fn ending() {
 
 #[test]
 fn epoll() {
-    same_twice("epoll", 120);
+    same_twice("epoll", 124);
 }
 
 #[test]

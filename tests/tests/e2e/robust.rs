@@ -69,7 +69,8 @@ fn memory(stack: &Offcore) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// What a stack has at a time at which it is to have no more, later.
+/// What a stack has at a time at which it is to have no more, later: of memory in KiB.
+#[derive(Debug)]
 pub(super) struct Before {
     held: Held,
     memory: u64,
@@ -82,11 +83,12 @@ impl Before {
 
     /// Waits until nothing is left of what has come since.
     pub(super) fn is_all(&self, stack: &Offcore) {
-        let held = || Held::by(stack);
-        let tail = || format!("{:?}, not {:?}: {}", held(), self.held, stack.tail());
-        until("what is left to go", || held() == self.held, tail);
-        let now = memory(stack);
-        assert!(now <= self.memory + KEPT, "{now} KiB of memory, {} before", self.memory);
+        let now = || Self::now(stack);
+        let is_all = || {
+            let Self { held, memory } = now();
+            held == self.held && memory <= self.memory + KEPT
+        };
+        until("what is left to go", is_all, || format!("{:?}, not {self:?}: {}", now(), stack.tail()));
     }
 }
 

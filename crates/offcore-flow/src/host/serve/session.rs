@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use offcore_session::Place;
 use offcore_session::message::Accepted;
 use offcore_session::slot::{Slot, flags, state, wish};
+use offcore_session::wake::TOKENS;
 use offcore_stats::tsc;
 use offcore_tcp::proto::{CallError, Cause, ConnId, KeepAlive, Room};
 use rustix::io::Errno;
@@ -261,6 +262,8 @@ impl Session {
         let unread = self.conn().is_some_and(|conn| calls.stack.unread(conn) > 0);
         if unread || self.has_failed(slot) || slot.wake.is_announced() {
             slot.wake.announce();
+            // Who leaves data in the next read takes more than one byte, so that there is room for others.
+            slot.wishes.leftover.fetch_max(TOKENS, Ordering::AcqRel);
             self.put_token(counts);
         }
     }
