@@ -57,7 +57,7 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use crate::host::{App, Calls};
 use crate::worker::task::Wakes;
 use acceptor::Acceptor;
-use application::Application;
+use application::{Application, Queue};
 use counts::Seldom;
 pub use counts::ServeCounts;
 use door::{Door, LONGEST};
@@ -147,8 +147,6 @@ pub struct Serve {
     /// Listeners and datagram sockets by port, and what is only bound.
     ports: Ports,
     bound: Ports,
-    /// Questions that were answered in this round.
-    questions: usize,
     /// The processors that threads beside the workers may use, and those that are to end.
     cpus: CpuSet,
     errands: Errands,
@@ -156,7 +154,7 @@ pub struct Serve {
     ending: Vec<Acceptor>,
     /// Applications whose threads have taken more than was looked at in a round.
     late: Vec<usize>,
-    /// Listeners whose queue was full, processes that have more to say, and whether somebody waits to be let in.
+    /// Listeners whose queue was full, guests that have more to say, and whether somebody waits to be let in.
     waiting: Vec<(usize, u32)>,
     talking: Vec<Key>,
     knocking: bool,
@@ -172,8 +170,6 @@ pub struct Serve {
     events: Vec<(Key, EventFlags)>,
     counts: ServeCounts,
     stats: Block,
-    /// Sessions with data in their pairs that waits: application, number and generation.
-    raws: VecDeque<(usize, u32, u32)>,
     refusals: Seldom,
     misuses: Seldom,
     losses: Seldom,
@@ -218,9 +214,8 @@ impl Serve {
             guests: VecDeque::new(),
             generation: 0,
             announced: Vec::new(),
-            ports: Ports::default(),
-            bound: Ports::default(),
-            questions: 0,
+            ports: Ports::new(),
+            bound: Ports::new(),
             cpus,
             errands: Errands::new(cpus),
             feed,
@@ -241,7 +236,6 @@ impl Serve {
             refusals: Seldom::default(),
             misuses: Seldom::default(),
             losses: Seldom::default(),
-            raws: VecDeque::new(),
         })
     }
 
@@ -272,24 +266,20 @@ impl Serve {
         self.watch.take(&mut events);
         self.looked = calls.now;
         self.look = events.len() >= AT_ONCE;
-        self.questions = 0;
         for application in self.apps.iter_mut().flatten() {
-            application.questions = 0;
+            application.talking.come_due();
+            application.raws.come_due();
         }
         self.peers_answer(calls);
-        // Who has waited longest comes first.
         for key in std::mem::take(&mut self.talking) {
-            match key.source {
-                Source::Guest => self.hear_guest(key, calls),
-                _ => self.hear(key, calls),
-            }
+            self.hear_guest(key, calls);
         }
         for (key, flags) in events.drain(..) {
             let app = usize::from(key.app);
             match key.source {
                 Source::Door => self.knocking = true,
                 Source::Guest => self.hear_guest(key, calls),
-                Source::Channel => self.hear(key, calls),
+                Source::Channel => self.has_said(key, Queue::push),
                 Source::Process => self.process_ended(app, key.number, key.generation, calls),
                 Source::Event => self.counts.woken += 1,
                 Source::Kernel => self.kernels_come(app, calls),
@@ -298,7 +288,7 @@ impl Serve {
                 Source::Peers => self.look = true,
                 Source::End if !flags.contains(EventFlags::HUP) => {
                     if flags.contains(EventFlags::IN) {
-                        self.bytes_come(app, key.number, key.generation, calls);
+                        self.bytes_come(app, key.number);
                     }
                     self.listener_may_go_on(app, key.number, key.generation, calls);
                 }
@@ -310,7 +300,6 @@ impl Serve {
             self.let_in(calls.now);
         }
         self.listeners_go_on(calls);
-        self.raws_go_on(calls);
         for app in std::mem::take(&mut self.late) {
             self.kernels_come(app, calls);
             self.look = true;
@@ -381,17 +370,14 @@ impl App for Serve {
         if !self.announced.is_empty() {
             self.announce();
         }
-        let mut behind = false;
         for application in self.apps.iter_mut().flatten() {
             application.take_marks();
             self.look |= application.shared.control().take_look();
-            behind |= application.is_behind();
         }
-        self.behind = behind && self.look_at_some(calls);
-        self.behind |= !self.announced.is_empty();
         if self.look || calls.now >= self.looked + LOOK {
             self.tend(calls);
         }
+        self.behind = self.work_some(calls) || !self.announced.is_empty();
     }
 
     fn publish(&mut self) {
@@ -419,7 +405,8 @@ impl App for Serve {
 
 impl Wakes for Serve {
     fn arm(&mut self) -> Wake<'_> {
-        let busy = self.look || self.behind || !self.talking.is_empty();
+        let asked = self.apps.iter().flatten().any(|app| !app.talking.is_empty());
+        let busy = self.look || self.behind || asked || !self.talking.is_empty();
         // All of them: who marks a session after this wakes the worker.
         let marked = self.apps.iter().flatten().fold(busy, |any, app| app.shared.control().arm() | any);
         if marked { Wake::Now } else { Wake::Event(self.watch.as_fd()) }

@@ -12,7 +12,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SendError, Sender, channel};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::{Builder, JoinHandle};
 
 use arrayvec::ArrayVec;
@@ -24,7 +24,7 @@ use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_protocol, so
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, accept_with, ipproto, shutdown};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::errands::Errands;
+use super::errands::{Errands, Pending};
 
 /// Connections of a listener that are taken at once, at most.
 const AT_ONCE: usize = 16;
@@ -45,52 +45,27 @@ pub(super) enum Come {
     Connection(OwnedFd),
     /// There is one, and no descriptor for it.
     Full,
+    /// Nothing comes from it.
+    Failed(Errno),
     /// No more until the worker asks for more.
     Done,
 }
 
-/// A listener of the kernel's.
+/// A listener of the kernel's, which the thread closes: that may wait.
 #[derive(Debug)]
 pub(super) struct Kernel {
-    listener: Arc<Listener>,
+    listener: Arc<OwnedFd>,
     name: Name,
 }
 
-/// What the worker shares with the thread, which reads as long as it accepts; the worker waits for no lock. None: it is closed.
-#[derive(Debug)]
-struct Listener {
-    fd: RwLock<Option<OwnedFd>>,
-    /// The thread is to close it: the worker could not.
-    gone: AtomicBool,
-}
-
-impl Listener {
-    /// Takes it out to be closed, unless somebody has the lock. Another process may have it, too, and go on listening.
-    fn take(&self, epoll: &OwnedFd) -> Option<OwnedFd> {
-        let fd = self.fd.try_write().ok()?.take()?;
-        let _ = epoll::delete(epoll, &fd);
-        Some(fd)
-    }
-
-    fn is_closed(&self) -> bool {
-        self.fd.try_read().is_ok_and(|fd| fd.is_none())
-    }
-
-    /// Has nobody wait for it any more. This itself may wait.
-    fn shut_down(&self) {
-        if let Ok(fd) = self.fd.try_read()
-            && let Some(fd) = &*fd
-        {
-            let _ = shutdown(fd, Shutdown::Both);
-        }
-    }
-}
-
-/// What the thread hears of, in this order.
+/// What the thread hears of, in this order. To add a listener to what it waits for, or to remove it, is its own work: that
+/// walks through all that waits for the listener, and others may do so at the same time.
 #[derive(Debug)]
 enum Change {
-    New(Name, Arc<Listener>),
-    Gone(Name),
+    New(Name, Arc<OwnedFd>),
+    /// The worker is done with what it has had.
+    GoOn(Name),
+    Gone(Kernel, Pending),
 }
 
 /// Number and generation of the session that a listener belongs to.
@@ -128,10 +103,10 @@ pub(super) struct Acceptor {
     shared: Arc<Shared>,
     come: Receiver<(Name, Come)>,
     changes: Sender<Change>,
-    /// Those that are there, or that the thread has not let go of.
-    listeners: Vec<Weak<Listener>>,
-    /// Those that the thread was accepting from when they ended, and when that was.
-    leaving: Vec<(Arc<Listener>, u64)>,
+    /// Those that are not closed.
+    listeners: Vec<Weak<OwnedFd>>,
+    /// Those of them that have ended, and when that was.
+    leaving: Vec<(Weak<OwnedFd>, u64)>,
     thread: JoinHandle<()>,
 }
 
@@ -162,13 +137,7 @@ impl Acceptor {
     }
 
     /// Adds a listener, whose connections are taken from now on.
-    pub(super) fn add(
-        &mut self,
-        fd: OwnedFd,
-        name: Name,
-        now: u64,
-        errands: &mut Errands,
-    ) -> Result<Kernel, Errno> {
+    pub(super) fn add(&mut self, fd: OwnedFd, name: Name, errands: &mut Errands) -> Result<Kernel, Errno> {
         self.listeners.retain(|listener| listener.strong_count() > 0);
         let fits =
             if self.listeners.len() < LISTENERS { is_listener(fd.as_fd()) } else { Err(Errno::NOBUFS) };
@@ -176,60 +145,42 @@ impl Acceptor {
             errands.close(self.user, fd);
             return Err(error);
         }
-        let listener = Listener { fd: RwLock::new(Some(fd)), gone: AtomicBool::new(false) };
-        let kernel = Kernel { listener: Arc::new(listener), name };
-        self.listeners.push(Arc::downgrade(&kernel.listener));
-        // Before the first event that names it.
-        let _ = self.changes.send(Change::New(name, Arc::clone(&kernel.listener)));
-        let added = self.watch(&kernel, |fd, data, wanted| epoll::add(&self.shared.epoll, fd, data, wanted));
-        if let Err(error) = added {
-            self.remove(kernel, now, errands);
-            return Err(error);
-        }
-        Ok(kernel)
+        let listener = Arc::new(fd);
+        self.listeners.push(Arc::downgrade(&listener));
+        self.tell(Change::New(name, Arc::clone(&listener)), errands);
+        Ok(Kernel { listener, name })
     }
 
     /// The worker is done with what a listener has had.
-    pub(super) fn go_on(&self, kernel: &Kernel) {
-        let epoll = &self.shared.epoll;
-        let _ = self.watch(kernel, |fd, data, wanted| epoll::modify(epoll, fd, data, wanted));
+    pub(super) fn go_on(&self, kernel: &Kernel, errands: &mut Errands) {
+        self.tell(Change::GoOn(kernel.name), errands);
     }
 
-    fn watch(
-        &self,
-        kernel: &Kernel,
-        how: impl FnOnce(&OwnedFd, epoll::EventData, EventFlags) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        let fd = kernel.listener.fd.try_read().map_err(|_| Errno::AGAIN)?;
-        let data = epoll::EventData::new_u64(kernel.name.word());
-        fd.as_ref().map_or(Ok(()), |fd| how(fd, data, EventFlags::IN | EventFlags::ONESHOT))
-    }
-
-    /// Ends a listener: by an errand, unless the thread is just accepting from it.
+    /// Ends a listener.
     pub(super) fn remove(&mut self, kernel: Kernel, now: u64, errands: &mut Errands) {
-        let Kernel { listener, name } = kernel;
-        let taken = listener.take(&self.shared.epoll).or_else(|| {
-            listener.gone.store(true, Ordering::SeqCst);
-            // The thread may have been done before it could see that.
-            listener.take(&self.shared.epoll)
-        });
-        match taken {
-            Some(fd) => errands.close(self.user, fd),
-            None => self.leaving.push((listener, now)),
+        self.leaving.push((Arc::downgrade(&kernel.listener), now));
+        let pending = errands.pending(self.user);
+        self.tell(Change::Gone(kernel, pending), errands);
+    }
+
+    fn tell(&self, change: Change, errands: &mut Errands) {
+        if let Err(SendError(change)) = self.changes.send(change) {
+            errands.close(self.user, change);
         }
-        let _ = self.changes.send(Change::Gone(name));
         self.shared.poke();
     }
 
     /// Has the thread accept no longer from what has ended a while ago.
     pub(super) fn hurry(&mut self, now: u64, errands: &mut Errands) {
         self.leaving.retain_mut(|(listener, since)| {
-            if now >= *since + WAIT && !listener.is_closed() && !errands.are_full(self.user) {
+            if now >= *since + WAIT && !errands.are_full(self.user) {
                 *since = now;
-                let listener = Arc::clone(listener);
-                errands.run(self.user, move || listener.shut_down());
+                let listener = Weak::clone(listener);
+                errands.run(self.user, move || {
+                    let _ = listener.upgrade().map(|fd| shutdown(fd, Shutdown::Both));
+                });
             }
-            !listener.is_closed()
+            listener.strong_count() > 0
         });
     }
 
@@ -261,28 +212,62 @@ impl Shared {
                 Err(_) => continue,
             };
             for change in changes.try_iter() {
-                match change {
-                    Change::New(name, fd) => drop(listeners.insert(name, fd)),
-                    Change::Gone(name) => drop(listeners.remove(&name)),
+                if self.follow(change, &mut listeners, come).is_err() {
+                    return;
                 }
             }
             for word in words.into_iter().filter(|word| *word != POKED) {
                 let name = Name::of(word);
                 let Some(listener) = listeners.get(&name) else { continue };
-                let taken = match &*listener.fd.read().unwrap_or_else(PoisonError::into_inner) {
-                    Some(fd) => take(fd.as_fd(), name, come),
-                    None => continue,
-                };
-                if listener.gone.load(Ordering::SeqCst) {
-                    drop(listener.take(&self.epoll));
-                }
-                // Who would hear of it is gone.
-                if taken.and_then(|()| come.send((name, Come::Done))).is_err() {
+                let taken = take(listener.as_fd(), name, come);
+                if taken.and_then(|()| self.tell(name, Come::Done, come)).is_err() {
                     return;
                 }
-                let _ = rustix::io::write(&self.told, &1u64.to_ne_bytes());
             }
         }
+    }
+
+    /// Tells the worker. An error: who would hear of it is gone.
+    fn tell(
+        &self,
+        name: Name,
+        what: Come,
+        come: &Sender<(Name, Come)>,
+    ) -> Result<(), SendError<(Name, Come)>> {
+        come.send((name, what))?;
+        let _ = rustix::io::write(&self.told, &1u64.to_ne_bytes());
+        Ok(())
+    }
+
+    fn follow(
+        &self,
+        change: Change,
+        listeners: &mut HashMap<Name, Arc<OwnedFd>>,
+        come: &Sender<(Name, Come)>,
+    ) -> Result<(), SendError<(Name, Come)>> {
+        let event =
+            |name: Name| (epoll::EventData::new_u64(name.word()), EventFlags::IN | EventFlags::ONESHOT);
+        match change {
+            Change::New(name, listener) => {
+                let (data, wanted) = event(name);
+                let added = epoll::add(&self.epoll, &listener, data, wanted);
+                listeners.insert(name, listener);
+                added.or_else(|error| self.tell(name, Come::Failed(error), come))?;
+            }
+            Change::GoOn(name) => {
+                let (data, wanted) = event(name);
+                let _ =
+                    listeners.get(&name).map(|listener| epoll::modify(&self.epoll, listener, data, wanted));
+            }
+            Change::Gone(Kernel { listener, name }, pending) => {
+                // Another process may have it, too, and go on listening.
+                let _ = epoll::delete(&self.epoll, &listener);
+                listeners.remove(&name);
+                drop(listener);
+                drop(pending);
+            }
+        }
+        Ok(())
     }
 }
 

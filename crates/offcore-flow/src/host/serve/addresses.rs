@@ -7,13 +7,18 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::Serve;
+use super::ports::ANY;
 use super::session::What;
 use crate::host::Calls;
 
-/// Ports that are chosen from for a session that is bound to none: as those of connections.
-const PORTS: std::ops::RangeInclusive<u16> = 32768..=60999;
 /// The first port that everybody may have.
 const UNPRIVILEGED: u16 = 1024;
+/// Sessions of one user that have a port, at most: half of those that are chosen from.
+const OF_USER: usize = (*ANY.end() - *ANY.start()) as usize / 2;
+/// Those of them at one port, at most.
+const AT_PORT: usize = 1024;
+/// Ports that are tried where somebody has each of them, perhaps with another address.
+const TRIES: usize = 64;
 
 /// Whether two addresses have one in common; none is all.
 fn overlap(one: Option<IpAddr>, other: Option<IpAddr>) -> bool {
@@ -23,12 +28,18 @@ fn overlap(one: Option<IpAddr>, other: Option<IpAddr>) -> bool {
 }
 
 impl Serve {
-    /// Ports below 1024 are for root, as in the kernel, and for the stack's own user.
+    /// Ports below 1024 are for root, as in the kernel, and for the stack's own user. No user has so many that others find none.
     pub(super) fn may_bind(&self, app: usize, port: u16) -> Result<(), Errno> {
-        let may = port == 0
-            || port >= UNPRIVILEGED
-            || self.user_of(app).is_some_and(|user| user == 0 || user == self.user);
-        if may { Ok(()) } else { Err(Errno::ACCESS) }
+        let user = self.user_of(app);
+        let may =
+            port == 0 || port >= UNPRIVILEGED || user.is_some_and(|user| user == 0 || user == self.user);
+        if !may {
+            return Err(Errno::ACCESS);
+        }
+        let same = (0..self.apps.len()).filter(|app| self.user_of(*app) == user);
+        let has: usize = same.map(|app| self.ports.count(app) + self.bound.count(app)).sum();
+        let mut here = self.ports.at(port).filter(|(app, _)| self.user_of(*app) == user);
+        if has >= OF_USER || here.nth(AT_PORT).is_some() { Err(Errno::NOBUFS) } else { Ok(()) }
     }
 
     /// The port of a stream: the one that is wanted, or one that nobody has. `shares`: whether it is to listen and share what it
@@ -50,7 +61,7 @@ impl Serve {
             return if self.at(port).any(has) { Err(Errno::ADDRINUSE) } else { Ok(port) };
         }
         let bound = |port| self.bound.at(port).filter_map(|(app, number)| self.what(app, number));
-        any_port(|port| {
+        self.any_port(|port| {
             self.at(port).map(|(_, what)| what).chain(bound(port)).any(|what| match what {
                 What::Bound(other, _) => overlap(*other, address),
                 What::Listener(listener) => overlap(listener.address, address),
@@ -74,10 +85,21 @@ impl Serve {
             found.is_some_and(|(other, _)| overlap(other, address))
         };
         if port == 0 {
-            return any_port(|port| self.at(port).any(|(_, what)| has(what)));
+            return self.any_port(|port| self.at(port).any(|(_, what)| has(what)));
         }
         let mut others = self.at(port).filter(|(app, _)| self.user_of(*app) != user);
         if others.any(|(_, what)| has(what)) { Err(Errno::ADDRINUSE) } else { Ok(port) }
+    }
+
+    /// A port that nobody is to know in advance: one that nobody has, or else one that is not `taken`.
+    fn any_port(&self, taken: impl Fn(u16) -> bool) -> Result<u16, Errno> {
+        let mut bytes = [0; 4];
+        getrandom(&mut bytes, GetRandomFlags::NONBLOCK)?;
+        let from = u32::from_ne_bytes(bytes) as usize % ANY.len();
+        if let Some(port) = self.ports.free(&self.bound, ANY.start() + from as u16) {
+            return Ok(port);
+        }
+        ANY.cycle().skip(from).take(TRIES).find(|port| !taken(*port)).ok_or(Errno::ADDRINUSE)
     }
 
     fn user_of(&self, app: usize) -> Option<u32> {
@@ -93,16 +115,6 @@ impl Serve {
         let application = self.apps.get(app)?.as_deref()?;
         application.session(number).map(|session| &session.what)
     }
-}
-
-/// Any port that is not taken.
-fn any_port(taken: impl Fn(u16) -> bool) -> Result<u16, Errno> {
-    let mut bytes = [0; 4];
-    getrandom(&mut bytes, GetRandomFlags::NONBLOCK)?;
-    let (first, count) = (u32::from(*PORTS.start()), PORTS.len() as u32);
-    let from = u32::from_ne_bytes(bytes) % count;
-    let mut ports = (0..count).map(|n| (first + (from + n) % count) as u16);
-    ports.find(|port| !taken(*port)).ok_or(Errno::ADDRINUSE)
 }
 
 #[cfg(test)]

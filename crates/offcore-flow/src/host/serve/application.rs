@@ -1,7 +1,7 @@
 //! An application: processes that share memory and sessions.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ use offcore_tcp::proto::AppId;
 
 use super::acceptor::Acceptor;
 use super::feed::Share;
+use super::key::Key;
 use super::session::Session;
 
 /// Marks of an application that are taken at once: no fewer, where there are so many, and no more than 63 beyond.
@@ -46,15 +47,70 @@ pub(super) struct Application {
     by_cookie: HashMap<u64, u32>,
     /// More memory is being made for it.
     pub(super) growing: bool,
-    /// Questions that were answered in this round.
-    pub(super) questions: usize,
-    /// Sessions whose marks were taken, and the last slice of a round that it has had.
-    pub(super) marked: Vec<u32>,
+    /// The last slice of a round that it has had.
     pub(super) slice: u64,
-    /// Where the next marks are taken, and the sessions that are to be looked at although they have none: the next one and how
-    /// many there are.
+    /// Processes that have more to say, and sessions, by number and generation, whose pairs may have data.
+    pub(super) talking: Queue<Key>,
+    pub(super) raws: Queue<(u32, u32)>,
+    /// Sessions whose marks were taken, and where the next ones are taken.
+    marked: Vec<u32>,
     marks: usize,
+    /// Sessions that are to be looked at although they have no marks: the next one and how many there are.
     rest: (u32, u32),
+    /// Which kind of work comes next.
+    kind: usize,
+}
+
+/// What is to be done for an application in its turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// A session is marked.
+    Marked(u32),
+    /// A session, which may be none, is looked at although it is not marked.
+    Rest(u32),
+    /// A process may have something to say.
+    Question(Key),
+    /// The pair of a session, of this generation, may have data.
+    Raw(u32, u32),
+}
+
+/// Things that are done one after the other: those in front now, and the others later.
+#[derive(Debug)]
+pub(super) struct Queue<T> {
+    all: VecDeque<T>,
+    /// How many are in front.
+    due: usize,
+}
+
+impl<T> Queue<T> {
+    const fn new() -> Self {
+        Self { all: VecDeque::new(), due: 0 }
+    }
+
+    /// It is done as soon as it is its turn.
+    pub(super) fn push(&mut self, item: T) {
+        self.all.insert(self.due, item);
+        self.due += 1;
+    }
+
+    /// It is done when those that wait are [due](Self::come_due).
+    pub(super) fn push_waiting(&mut self, item: T) {
+        self.all.push_back(item);
+    }
+
+    /// Nothing waits any more.
+    pub(super) fn come_due(&mut self) {
+        self.due = self.all.len();
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    fn pop(&mut self) -> Option<T> {
+        self.due = self.due.checked_sub(1)?;
+        self.all.pop_front()
+    }
 }
 
 /// One of its processes.
@@ -109,11 +165,13 @@ impl Application {
             free: BinaryHeap::new(),
             by_cookie: HashMap::new(),
             growing: false,
-            questions: 0,
-            marked: Vec::new(),
             slice: 0,
+            talking: Queue::new(),
+            raws: Queue::new(),
+            marked: Vec::new(),
             marks: 0,
             rest: (0, 0),
+            kind: 0,
         }
     }
 
@@ -187,10 +245,24 @@ impl Application {
         }
     }
 
-    /// Whether sessions are left that are to be looked at.
+    /// Whether something is to be done now.
     #[inline]
     pub(super) fn is_behind(&self) -> bool {
-        !self.marked.is_empty() || self.rest.1 > 0
+        !self.marked.is_empty() || self.rest.1 > 0 || self.talking.due > 0 || self.raws.due > 0
+    }
+
+    /// What is to be done next; one kind after the other, so that none waits for all of another.
+    pub(super) fn next_work(&mut self) -> Option<Work> {
+        const KINDS: usize = 4;
+        (0..KINDS).find_map(|_| {
+            self.kind = (self.kind + 1) % KINDS;
+            match self.kind {
+                0 => self.marked.pop().map(Work::Marked),
+                1 => self.next_of_rest().map(Work::Rest),
+                2 => self.talking.pop().map(Work::Question),
+                _ => self.raws.pop().map(|(number, generation)| Work::Raw(number, generation)),
+            }
+        })
     }
 
     /// All its sessions are to be looked at.
@@ -199,7 +271,7 @@ impl Application {
     }
 
     /// The number of the next of them, which may be no session's; `None` when all were looked at.
-    pub(super) fn next_of_rest(&mut self) -> Option<u32> {
+    fn next_of_rest(&mut self) -> Option<u32> {
         let (next, left) = self.rest;
         let left = left.checked_sub(1)?;
         let len = self.sessions.len() as u32;

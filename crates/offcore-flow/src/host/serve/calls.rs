@@ -14,18 +14,15 @@ use offcore_tcp::proto::{CallError, Info};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 
-use super::application::Asked;
+use super::application::{Asked, Queue};
 use super::key::Key;
+use super::listening::UNHEARD;
 use super::session::{DATAGRAM, Listener, STREAM, What, number as error_number, write_addresses};
 use super::sessions::Beginning;
 use super::wire::Received;
 use super::{Serve, wire};
 use crate::host::Calls;
 
-/// Questions of one application that are answered in a round, at most.
-const QUESTIONS: usize = 16;
-/// The same of all applications.
-const ALL_QUESTIONS: usize = 128;
 /// How long who binds something waits for what is being closed, in microseconds.
 const CLOSE_TIMEOUT: u64 = 100_000;
 
@@ -47,59 +44,56 @@ impl Reply {
 }
 
 impl Serve {
-    /// A process says something.
+    /// Answers the next thing that a process says.
     pub(super) fn hear(&mut self, key: Key, calls: &mut Calls<'_>) {
         let app = usize::from(key.app);
-        while let Some(asked) = self.next_question(key, calls) {
-            let Asked { question, mut descriptor, lost, since } = asked;
-            let Some(user) = self.app(app).map(|app| app.user) else { return };
-            if question.call == Call::Fork {
-                match descriptor {
-                    Some(socket) => self.fork(app, socket, calls),
-                    // Who waits at the other end sees that it is closed.
-                    None if lost => {}
-                    None => return self.close_channel(key, true, calls),
-                }
-                continue;
+        let Some(user) = self.app(app).map(|app| app.user) else { return };
+        let Some(asked) = self.next_question(key, calls) else { return };
+        let Asked { question, mut descriptor, lost, since } = asked;
+        if question.call == Call::Fork {
+            match descriptor {
+                Some(socket) => self.fork(app, socket, calls),
+                // Who waits at the other end sees that it is closed.
+                None if lost => {}
+                None => return self.close_channel(key, true, calls),
             }
-            // Once: of what is only shut down it would be found out again and again.
-            if since == calls.now {
-                self.end_closed(&question, calls);
-            }
-            // What has the kernel's port until it is closed is closed by then, usually.
-            let binds = matches!(question.call, Call::Bind | Call::Listen);
-            if binds && self.errands.has_some(user) && calls.now < since + CLOSE_TIMEOUT {
-                if let Some(process) = self.app(app).and_then(|app| app.process(key.number, key.generation)) {
-                    process.asked = Some(Box::new(Asked { question, descriptor, lost, since }));
-                }
-                self.look = true;
-                return self.hear_later(key);
-            }
-            let begins = matches!(question.call, Call::Bind | Call::Connect | Call::Listen);
-            let reply = match lost {
-                true => Err(Errno::MFILE),
-                _ if begins && self.waking.is_barred(user) => Err(Errno::ACCESS),
-                false => self.answer(app, &question, &mut descriptor, calls),
-            };
-            let done = self.reply(key, &question, reply);
-            self.discard(user, descriptor.into_iter().collect());
-            if !done {
-                return self.close_channel(key, false, calls);
-            }
+            return self.has_said(key, Queue::push);
         }
+        // Once: of what is only shut down it would be found out again and again.
+        if since == calls.now {
+            self.end_closed(&question, calls);
+        }
+        // What has the kernel's port until it is closed is closed by then, usually.
+        let binds = matches!(question.call, Call::Bind | Call::Listen);
+        if binds && self.errands.has_some(user) && calls.now < since + CLOSE_TIMEOUT {
+            if let Some(process) = self.app(app).and_then(|app| app.process(key.number, key.generation)) {
+                process.asked = Some(Box::new(Asked { question, descriptor, lost, since }));
+            }
+            self.look = true;
+            return self.has_said(key, Queue::push_waiting);
+        }
+        let begins = matches!(question.call, Call::Bind | Call::Connect | Call::Listen);
+        let reply = match lost {
+            true => Err(Errno::MFILE),
+            _ if begins && self.waking.is_barred(user) => Err(Errno::ACCESS),
+            false => self.answer(app, &question, &mut descriptor, calls),
+        };
+        let done = self.reply(key, &question, reply);
+        self.discard(user, descriptor.into_iter().collect());
+        if !done {
+            return self.close_channel(key, false, calls);
+        }
+        self.has_said(key, Queue::push);
     }
 
-    /// What a process asks for next, as long as its application may be answered in this round.
+    /// What a process asks for next.
     fn next_question(&mut self, key: Key, calls: &mut Calls<'_>) -> Option<Asked> {
-        let full = self.questions >= ALL_QUESTIONS;
         let application = self.app(key.app.into())?;
-        let (user, full) = (application.user, full || application.questions >= QUESTIONS);
-        application.questions += 1;
+        let user = application.user;
         let process = application.process(key.number, key.generation)?;
         process.talks = false;
-        if full || self.errands.are_full(user) {
-            self.look |= full;
-            self.hear_later(key);
+        if self.errands.are_full(user) {
+            self.has_said(key, Queue::push_waiting);
             return None;
         }
         let process = self.app(key.app.into())?.process(key.number, key.generation)?;
@@ -109,7 +103,6 @@ impl Serve {
         let channel = process.channel.as_ref()?.as_fd();
         let (mut bytes, mut descriptors) = ([0; Question::LEN + 1], Vec::new());
         let received = wire::receive(channel, &mut bytes, &mut descriptors);
-        self.questions += 1;
         let descriptor = (!descriptors.is_empty()).then(|| descriptors.remove(0));
         self.discard(user, descriptors);
         let question = match &received {
@@ -127,11 +120,12 @@ impl Serve {
         None
     }
 
-    /// A process has more to say.
-    fn hear_later(&mut self, key: Key) {
-        let process = self.app(key.app.into()).and_then(|app| app.process(key.number, key.generation));
-        if process.is_some_and(|process| !std::mem::replace(&mut process.talks, true)) {
-            self.talking.push(key);
+    /// A process has said something, or may have more to say: it is heard when it is its application's turn.
+    pub(super) fn has_said(&mut self, key: Key, push: impl FnOnce(&mut Queue<Key>, Key)) {
+        let Some(application) = self.app(key.app.into()) else { return };
+        let Some(process) = application.process(key.number, key.generation) else { return };
+        if !std::mem::replace(&mut process.talks, true) {
+            push(&mut application.talking, key);
         }
     }
 
@@ -288,7 +282,9 @@ impl Serve {
                 return Err(Errno::OPNOTSUPP);
             }
             let from = question.local.map_or(0, |local| local.port());
-            self.may_bind(app, from)?;
+            if from != 0 || question.value == DATAGRAM {
+                self.may_bind(app, from)?;
+            }
             if question.value == DATAGRAM {
                 let local = question.local.ok_or(Errno::INVAL)?;
                 let begin = self.datagrams(app, local, Some(to), calls)?;
@@ -418,9 +414,9 @@ impl Serve {
             super::pair::set_backlog(ours, backlog);
         }
         if let Some(kernel) = kernel
-            && let Err(error) = self.add_kernel(app, number, kernel, calls.now)
+            && let Err(error) = self.add_kernel(app, number, kernel)
         {
-            self.refuse(calls.now, "connections of the kernel's do not come to a listener", error);
+            self.refuse(calls.now, UNHEARD, error);
         }
         self.listener_goes_on(app, number, calls);
     }

@@ -33,6 +33,8 @@ pub(super) struct Errands {
 struct User {
     errands: Sender<Errand>,
     left: Arc<AtomicUsize>,
+    /// What others do for the user.
+    pending: Arc<AtomicUsize>,
     /// Until the thread is there.
     waiting: Option<Receiver<Errand>>,
 }
@@ -71,8 +73,15 @@ impl Errands {
     fn user(&mut self, user: u32) -> &mut User {
         self.users.entry(user).or_insert_with(|| {
             let (errands, waiting) = channel();
-            User { errands, left: Arc::default(), waiting: Some(waiting) }
+            User { errands, left: Arc::default(), pending: Arc::default(), waiting: Some(waiting) }
         })
+    }
+
+    /// Counts something that another thread does for a user among what is [left](Self::has_some).
+    pub(super) fn pending(&mut self, user: u32) -> Pending {
+        let pending = Arc::clone(&self.user(user).pending);
+        pending.fetch_add(1, Ordering::Relaxed);
+        Pending(pending)
     }
 
     /// Drops something that has descriptors which came from a user.
@@ -89,16 +98,23 @@ impl Errands {
 
     /// Whether anything is left to be done for a user.
     pub(super) fn has_some(&self, user: u32) -> bool {
-        self.left(user) > 0
+        let count = |of: &User| of.left.load(Ordering::Acquire) + of.pending.load(Ordering::Acquire);
+        self.users.get(&user).is_some_and(|of| count(of) > 0)
     }
 
-    /// Whether so much is left that nothing more may come from a user.
+    /// Whether so many errands are left that nothing more may come from a user.
     pub(super) fn are_full(&self, user: u32) -> bool {
-        self.left(user) >= MOST
+        self.users.get(&user).is_some_and(|of| of.left.load(Ordering::Acquire) >= MOST)
     }
+}
 
-    fn left(&self, user: u32) -> usize {
-        self.users.get(&user).map_or(0, |of| of.left.load(Ordering::Acquire))
+/// Something is being done as long as this is there.
+#[derive(Debug)]
+pub(super) struct Pending(Arc<AtomicUsize>);
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
     }
 }
 

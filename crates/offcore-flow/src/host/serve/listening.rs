@@ -24,6 +24,9 @@ const KERNELS: usize = 64;
 /// Connections of a listener that get a session in a round, at most.
 const ACCEPTED: usize = 64;
 
+/// What is said of a listener whose connections of the kernel's cannot be taken.
+pub(super) const UNHEARD: &str = "connections of the kernel's do not come to a listener";
+
 /// A connection on its way to the application.
 type Passed = (Accepted, OwnedFd);
 
@@ -110,14 +113,17 @@ impl Serve {
                     self.wait(app, number);
                     return false;
                 }
+                // They are told of before they come here.
+                Some(Come::Failed(_)) => {}
                 Some(Come::Done) => {
-                    let Some(application) = self.app(app) else { return false };
+                    let Self { apps, errands, .. } = self;
+                    let Some(application) = apps.get(app).and_then(Option::as_deref) else { return false };
                     let session = application.session(number);
                     if let Some(What::Listener(Listener { kernel: Some(kernel), .. })) =
                         session.map(|session| &session.what)
                         && let Some(acceptor) = &application.acceptor
                     {
-                        acceptor.go_on(kernel);
+                        acceptor.go_on(kernel, errands);
                     }
                 }
             }
@@ -125,13 +131,7 @@ impl Serve {
     }
 
     /// Adds the kernel's listener of a session.
-    pub(super) fn add_kernel(
-        &mut self,
-        app: usize,
-        number: u32,
-        kernel: OwnedFd,
-        now: u64,
-    ) -> Result<(), Errno> {
+    pub(super) fn add_kernel(&mut self, app: usize, number: u32, kernel: OwnedFd) -> Result<(), Errno> {
         let acceptor = self.acceptor(app);
         let Self { apps, errands, .. } = self;
         let application = apps.get_mut(app).and_then(Option::as_deref_mut).ok_or(Errno::BADF)?;
@@ -141,7 +141,7 @@ impl Serve {
             errands.close(application.user, kernel);
             return Err(acceptor.err().unwrap_or(Errno::BADF));
         };
-        let kernel = acceptor.add(kernel, Name { number, generation }, now, errands)?;
+        let kernel = acceptor.add(kernel, Name { number, generation }, errands)?;
         if let Some(What::Listener(listener)) =
             application.session_mut(number).map(|session| &mut session.what)
         {
@@ -188,6 +188,10 @@ impl Serve {
             let user = application.user;
             let come = application.acceptor.as_ref().and_then(Acceptor::next);
             let Some((Name { number, generation }, come)) = come else { return };
+            if let Come::Failed(error) = come {
+                self.refuse(calls.now, UNHEARD, error);
+                continue;
+            }
             let session = application.session_mut(number).filter(|session| session.generation == generation);
             match session.map(|session| &mut session.what) {
                 Some(What::Listener(listener)) => {

@@ -19,21 +19,19 @@ use offcore_session::control::{Owner, Processes};
 use offcore_session::slot::{Slot, state, wish};
 use offcore_stats::tsc;
 use offcore_tcp::proto::ConnId;
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, recv};
 
+use super::application::Queue;
 use super::session::{Session, What};
 use super::{Serve, pair};
 use crate::host::Calls;
 
-/// Bytes that are looked at at once, and how often in a round.
+/// Bytes that are looked at at once, and those of a closed session that are looked at before it is its application's turn.
 const CHUNK: usize = 2048;
-const CHUNKS: usize = 4;
+const FEW: u64 = 64;
 /// How long a session whose application is gone waits for room, in microseconds.
 const LAST: u64 = 60_000_000;
-
-/// Sessions that wait and are looked at again in a round, at most.
-const AGAIN: usize = 64;
 
 /// Where the bytes go.
 enum To {
@@ -42,6 +40,17 @@ enum To {
     Later,
     /// It has no stream that they could be sent by.
     Nowhere,
+}
+
+/// How much of what lay in a pair was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Relayed {
+    /// Nothing is left.
+    All,
+    /// Something may be left.
+    Some,
+    /// There is no room for it, or somebody has the lock.
+    Waits,
 }
 
 fn to(session: &Session, slot: &Slot) -> To {
@@ -114,57 +123,61 @@ fn consume(ours: BorrowedFd<'_>, mut len: usize) {
 }
 
 impl Serve {
-    /// The pair of a session has bytes.
-    pub(super) fn bytes_come(&mut self, app: usize, number: u32, generation: u32, calls: &mut Calls<'_>) {
-        let session = self.app(app).and_then(|app| app.session(number));
-        if session.is_some_and(|session| session.generation == generation) && !self.relay(app, number, calls)
-        {
-            self.wait_raw(app, number, None);
-        }
+    /// The pair of a session may have bytes: they are looked at when it is the application's turn.
+    pub(super) fn bytes_come(&mut self, app: usize, number: u32) {
+        self.queue_raw(app, number, None, Queue::push);
     }
 
-    /// An application has closed a session. `false`: it has written something before that there is no room for, and ends later.
+    /// An application has closed a session. `false`: it has written something before that is to be sent yet, and ends later.
     pub(super) fn may_close(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) -> bool {
-        let session = self.app(app).and_then(|app| app.session(number));
-        if session.is_some_and(|session| session.ends.is_some()) {
+        let Some(session) = self.app(app).and_then(|app| app.session(number)) else { return true };
+        if session.ends.is_some() {
             return false;
         }
-        let done = self.relay(app, number, calls);
+        let few = session.ours().is_none_or(|ours| ioctl_fionread(ours).is_ok_and(|there| there <= FEW));
+        let done = few && self.relay(app, number, calls) == Relayed::All;
         if !done {
-            self.wait_raw(app, number, Some(calls.now + LAST));
+            self.queue_raw(app, number, Some(calls.now + LAST), Queue::push);
         }
         done
     }
 
-    /// A session has data that there is no room for, or somebody has its lock: it is looked at again.
-    fn wait_raw(&mut self, app: usize, number: u32, ends: Option<u64>) {
-        let Self { apps, raws, .. } = self;
-        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
-        let Some(session) = application.and_then(|app| app.session_mut(number)) else { return };
+    /// A session is among those whose pairs are looked at.
+    fn queue_raw(
+        &mut self,
+        app: usize,
+        number: u32,
+        ends: Option<u64>,
+        push: impl FnOnce(&mut Queue<(u32, u32)>, (u32, u32)),
+    ) {
+        let Some(application) = self.app(app) else { return };
+        let Some(session) = application.session_mut(number) else { return };
         session.ends = session.ends.or(ends);
         if !std::mem::replace(&mut session.raw, true) {
-            raws.push_back((app, number, session.generation));
+            let named = (number, session.generation);
+            push(&mut application.raws, named);
         }
     }
 
-    /// Looks again at sessions with data that had to wait.
-    pub(super) fn raws_go_on(&mut self, calls: &mut Calls<'_>) {
-        for _ in 0..self.raws.len().min(AGAIN) {
-            let Some((app, number, generation)) = self.raws.pop_front() else { return };
-            let session = self.app(app).and_then(|app| app.session_mut(number));
-            let Some(session) = session.filter(|session| session.generation == generation) else { continue };
-            session.raw = false;
-            let ends = session.ends;
-            // Many bytes may be there, each of which is looked at.
-            let done = !self.is_locked(app, number) && self.relay(app, number, calls);
-            match ends {
-                Some(ends) if done || calls.now >= ends => {
-                    self.close(app, number, calls);
-                    self.end_when_over(app, calls);
-                }
-                _ if !done => self.wait_raw(app, number, ends),
-                _ => {}
+    /// Looks at a session with data in its pair.
+    pub(super) fn relay_next(&mut self, app: usize, number: u32, generation: u32, calls: &mut Calls<'_>) {
+        let session = self.app(app).and_then(|app| app.session_mut(number));
+        let Some(session) = session.filter(|session| session.generation == generation) else { return };
+        session.raw = false;
+        let ends = session.ends;
+        // Many bytes may be there, each of which is looked at.
+        let relayed = match self.is_locked(app, number) {
+            true => Relayed::Waits,
+            false => self.relay(app, number, calls),
+        };
+        match (relayed, ends) {
+            (_, Some(ends)) if relayed == Relayed::All || calls.now >= ends => {
+                self.close(app, number, calls);
+                self.end_when_over(app, calls);
             }
+            (Relayed::All, _) => {}
+            (Relayed::Some, _) => self.queue_raw(app, number, ends, Queue::push),
+            (Relayed::Waits, _) => self.queue_raw(app, number, ends, Queue::push_waiting),
         }
     }
 
@@ -174,73 +187,70 @@ impl Serve {
         holder(slot.wishes.writing.load(Ordering::Relaxed)).is_some_and(|holder| processes.lives(holder))
     }
 
-    /// Sends what lies in a session's pair and is no gate's. `false`: something is left.
-    pub(super) fn relay(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) -> bool {
-        for _ in 0..CHUNKS {
-            let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else {
-                return true;
-            };
-            let (memory, nobody) = (Arc::clone(&application.memory), application.living() == 0);
-            let Some((session, slot, processes)) = application.all(number) else { return true };
-            let Some(ours) = session.ours() else { return true };
-            let mut bytes = [0; CHUNK];
-            let (there, has_descriptors) = pair::look(ours, &mut bytes).unwrap_or_default();
-            if has_descriptors {
-                // They stay. Where nobody has the session's end but its own queue it would be there for ever.
-                if nobody {
-                    self.close(app, number, calls);
-                    self.end_when_over(app, calls);
-                }
-                return true;
+    /// Sends some of what lies in a session's pair and is no gate's.
+    fn relay(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) -> Relayed {
+        let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else {
+            return Relayed::All;
+        };
+        let (memory, nobody) = (Arc::clone(&application.memory), application.living() == 0);
+        let Some((session, slot, processes)) = application.all(number) else { return Relayed::All };
+        let Some(ours) = session.ours() else { return Relayed::All };
+        let mut bytes = [0; CHUNK];
+        let (there, has_descriptors) = pair::look(ours, &mut bytes).unwrap_or_default();
+        if has_descriptors {
+            // They stay. Where nobody has the session's end but its own queue it would be there for ever.
+            if nobody {
+                self.close(app, number, calls);
+                self.end_when_over(app, calls);
             }
-            let bytes = bytes[..there].get(1..).unwrap_or_default();
-            let sorted = Sorted::new(bytes, session.gates(slot));
-            if sorted.data.is_empty() {
-                session.make_room(slot, calls, &mut self.counts);
-                return true;
-            }
-            let (taken, done) = match to(session, slot) {
-                To::Later => return false,
-                To::Nowhere => {
-                    let from = tsc::now();
-                    consume(ours, bytes.len());
-                    session.woke(from);
-                    (bytes.len(), 0)
-                }
-                To::Stream(conn) => {
-                    let Some(lock) = Held::new(&slot.wishes.writing, processes) else { return false };
-                    let Some(turn) = Turn::new(memory, session.place, false) else { return true };
-                    let mut done = turn.write(&sorted.data);
-                    if done == 0 {
-                        calls.stack.want_room(conn);
-                        done = turn.write(&sorted.data);
-                    }
-                    drop((turn, lock));
-                    let Some(last) = done.checked_sub(1) else { return false };
-                    // The gate's bytes behind the last ones stay, for as long as it is closed.
-                    let taken = usize::from(sorted.ends[last]);
-                    let from = tsc::now();
-                    consume(ours, taken);
-                    session.woke(from);
-                    (taken, done)
-                }
-            };
-            let data = sorted.ends.iter().filter(|end| usize::from(**end) <= taken).count();
-            session.count_gates((taken - data) as u32);
-            self.counts.relayed += done as u64;
-            self.counts.unsent += (data - done) as u64;
-            if data > done && self.losses.may(calls.now) {
-                tracing::warn!(
-                    application = app,
-                    session = number,
-                    "what was written to a descriptor without the library is lost: it is no open stream"
-                );
-            }
-            self.look_at(app, number, calls);
+            return Relayed::All;
         }
-        // Nobody tells of what is left.
-        self.look = true;
-        false
+        let bytes = bytes[..there].get(1..).unwrap_or_default();
+        let sorted = Sorted::new(bytes, session.gates(slot));
+        if sorted.data.is_empty() {
+            session.make_room(slot, calls, &mut self.counts);
+            return Relayed::All;
+        }
+        let (taken, done) = match to(session, slot) {
+            To::Later => return Relayed::Waits,
+            To::Nowhere => {
+                let from = tsc::now();
+                consume(ours, bytes.len());
+                session.woke(from);
+                (bytes.len(), 0)
+            }
+            To::Stream(conn) => {
+                let Some(lock) = Held::new(&slot.wishes.writing, processes) else { return Relayed::Waits };
+                let Some(turn) = Turn::new(memory, session.place, false) else { return Relayed::All };
+                let mut done = turn.write(&sorted.data);
+                if done == 0 {
+                    calls.stack.want_room(conn);
+                    done = turn.write(&sorted.data);
+                }
+                drop((turn, lock));
+                let Some(last) = done.checked_sub(1) else { return Relayed::Waits };
+                // The gate's bytes behind the last ones stay, for as long as it is closed.
+                let taken = usize::from(sorted.ends[last]);
+                let from = tsc::now();
+                consume(ours, taken);
+                session.woke(from);
+                (taken, done)
+            }
+        };
+        let data = sorted.ends.iter().filter(|end| usize::from(**end) <= taken).count();
+        session.count_gates((taken - data) as u32);
+        self.counts.relayed += done as u64;
+        self.counts.unsent += (data - done) as u64;
+        if data > done && self.losses.may(calls.now) {
+            tracing::warn!(
+                application = app,
+                session = number,
+                "what was written to a descriptor without the library is lost: it is no open stream"
+            );
+        }
+        self.look_at(app, number, calls);
+        // Gates may be left, or what has come meanwhile.
+        Relayed::Some
     }
 }
 

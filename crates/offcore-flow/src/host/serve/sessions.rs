@@ -14,7 +14,6 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 
-use super::application::Application;
 use super::key::{Key, Source};
 use super::session::{DATAGRAM, Ending, STREAM, Session, What, write_addresses};
 use super::{Serve, pair};
@@ -338,21 +337,19 @@ impl Serve {
         }
     }
 
-    /// Looks at the next session of an application of which a process has ended. That may have stored an index, and not marked the
-    /// session; or it has taken a token, or closed a gate, for which others wait now. `false`: there is none.
-    pub(super) fn look_at_rest(&mut self, app: usize, calls: &mut Calls<'_>) -> bool {
-        let Some(number) = self.app(app).and_then(Application::next_of_rest) else { return false };
+    /// Looks at a session of an application of which a process has ended. That may have stored an index, and not marked the
+    /// session; or it has taken a token, or closed a gate, for which others wait now.
+    pub(super) fn look_at_rest(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
         self.look_at(app, number, calls);
-        self.relay(app, number, calls);
+        self.bytes_come(app, number);
         let Self { apps, counts, .. } = self;
         let application = apps.get_mut(app).and_then(Option::as_deref_mut);
-        let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return true };
+        let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
         session.announce_again(slot, calls, counts);
         if session.is_open(slot) {
             session.open_with_room(slot, calls, counts);
         }
         self.settle(app, number);
-        true
     }
 
     /// Forgets an application of which nothing is left.

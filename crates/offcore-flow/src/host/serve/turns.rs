@@ -1,14 +1,16 @@
-//! Whose sessions are looked at next. A round has so much time for that, whatever is there to be done: users share it, and a user's
-//! applications do. Who wants more waits for the next round, and nobody else does for him.
+//! For whom something is done next: a session that is marked is looked at, a question answered. A round has so much time for that,
+//! whatever is there to be done: users share it, and a user's applications do. Who wants more waits for the next round, and nobody
+//! else does for him.
 
 use std::time::Duration;
 
 use offcore_stats::tsc;
 
 use super::Serve;
+use super::application::{Application, Work};
 use crate::host::Calls;
 
-/// The time of a round for looks at sessions, and what an application has of it at once. One look is not interrupted.
+/// The time of a round for what applications want, and what one has of it at once. One thing is not interrupted.
 const ROUND: Duration = Duration::from_micros(200);
 const SLICE: Duration = Duration::from_micros(25);
 
@@ -45,10 +47,11 @@ impl Turns {
         by_user.min().map(|(_, _, app)| app)
     }
 
-    /// A user has had a slice; its number.
+    /// A user has had a slice; its number. Who was long at something, as when somebody else had this core, waits no longer for
+    /// that than a round.
     fn charge(&mut self, user: u32, ticks: u64) -> u64 {
         self.least = self.had(user);
-        let had = self.least + ticks;
+        let had = self.least + ticks.min(self.round);
         match self.users.iter_mut().find(|(other, _)| *other == user) {
             Some((_, of)) => *of = had,
             None => self.users.push((user, had)),
@@ -59,9 +62,8 @@ impl Turns {
 }
 
 impl Serve {
-    /// Looks at sessions that were marked, and at those that are to be looked at although they were not, for as long as a round
-    /// has. Whether there are more.
-    pub(super) fn look_at_some(&mut self, calls: &mut Calls<'_>) -> bool {
+    /// Does what applications want, for as long as a round has. Whether there is more.
+    pub(super) fn work_some(&mut self, calls: &mut Calls<'_>) -> bool {
         let began = tsc::now();
         let mut now = began;
         loop {
@@ -76,7 +78,7 @@ impl Serve {
             }
             let Some(user) = self.app(app).map(|app| app.user) else { return false };
             let from = now;
-            while now - from < self.turns.slice && self.look_at_next(app, calls) {
+            while now - from < self.turns.slice && self.work(app, calls) {
                 now = tsc::now();
             }
             let slice = self.turns.charge(user, now - from);
@@ -86,14 +88,16 @@ impl Serve {
         }
     }
 
-    /// Looks at one session of an application. `false`: there is none to be looked at.
-    fn look_at_next(&mut self, app: usize, calls: &mut Calls<'_>) -> bool {
-        let Some(application) = self.app(app) else { return false };
-        if let Some(number) = application.marked.pop() {
-            self.look_at(app, number, calls);
-            return true;
+    /// Does one thing that an application wants. `false`: there is none.
+    fn work(&mut self, app: usize, calls: &mut Calls<'_>) -> bool {
+        let Some(work) = self.app(app).and_then(Application::next_work) else { return false };
+        match work {
+            Work::Marked(number) => self.look_at(app, number, calls),
+            Work::Rest(number) => self.look_at_rest(app, number, calls),
+            Work::Question(key) => self.hear(key, calls),
+            Work::Raw(number, generation) => self.relay_next(app, number, generation, calls),
         }
-        self.look_at_rest(app, calls)
+        true
     }
 }
 
@@ -126,6 +130,19 @@ mod tests {
         // Slices that take long are fewer.
         let had = slices(3, [100, 10], 110);
         assert_eq!(had.iter().filter(|app| **app == 3).count(), 100);
+    }
+
+    #[test]
+    fn who_was_long_at_something_waits_a_round() {
+        let mut turns = Turns::new();
+        turns.charge(1, 100 * turns.round);
+        let both = || [(0, 1, 1), (1, 2, 0)].into_iter();
+        let others = (0..).take_while(|_| {
+            let app = turns.next(both()).unwrap();
+            turns.charge(app as u32 + 1, turns.slice);
+            app == 1
+        });
+        assert!(others.count() as u64 <= turns.round / turns.slice + 1);
     }
 
     #[test]
