@@ -42,6 +42,8 @@ pub(super) struct Held {
     processes: u64,
     sessions: u64,
     descriptors: usize,
+    /// Mappings of memory that is shared, with applications among others.
+    shared: usize,
 }
 
 impl Held {
@@ -52,6 +54,10 @@ impl Held {
             processes: count("processes"),
             sessions: count("sessions"),
             descriptors: fs::read_dir(format!("/proc/{}/fd", stack.id())).unwrap().count(),
+            shared: fs::read_to_string(format!("/proc/{}/maps", stack.id()))
+                .unwrap()
+                .matches("/memfd:")
+                .count(),
         }
     }
 }
@@ -62,10 +68,10 @@ fn served(stack: &Offcore, name: &str) -> u64 {
     report["tcp"][0]["serve"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {report}"))
 }
 
-/// Resident memory of a stack, in KiB.
+/// Memory of a stack's own, in KiB. Pages of what it shares may be found late.
 fn memory(stack: &Offcore) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", stack.id())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
