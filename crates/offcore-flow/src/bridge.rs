@@ -91,7 +91,7 @@ impl Shared {
     pub fn new(config: &BridgeConfig, ports: usize, hz: u64) -> Self {
         let limits = |pps| (0..ports).map(|_| FloodLimit::new(pps, hz)).collect();
         Self {
-            fdb: Fdb::new(config.addresses),
+            fdb: Fdb::new(config.addresses, ports),
             vlans: Vlans::new(ports, &config.vlans),
             learns: !config.ageing.is_zero(),
             limits: config.flood_limit.map(limits),
@@ -371,7 +371,7 @@ struct Malformed;
 #[cold]
 fn reason(error: TagError) -> DropReason {
     match error {
-        TagError::Malformed => DropReason::Malformed,
+        TagError::Malformed | TagError::Inner => DropReason::Malformed,
         TagError::NoRoom => DropReason::Failed,
     }
 }

@@ -67,7 +67,7 @@ pub enum Learned {
     New,
     /// It was behind another port.
     Moved,
-    /// There is no room for it.
+    /// There is no room for it, or its port has its part.
     Full,
 }
 
@@ -82,9 +82,12 @@ pub struct Fdb {
     /// Bits of a mixed station that are its bucket.
     bits: u32,
     seed: u64,
-    /// Addresses at most.
-    limit: usize,
-    count: AtomicUsize,
+    /// Addresses of one port that nobody else can take from it, and of all ports beyond theirs.
+    own: usize,
+    common: usize,
+    /// Addresses of each port, and how many of them are beyond its own.
+    counts: [AtomicUsize; MAX_PORTS],
+    beyond: AtomicUsize,
     /// Time in 1/[`AGE`] of the time after which a station is forgotten.
     now: AtomicU64,
     /// Stations forgotten, by port.
@@ -92,16 +95,20 @@ pub struct Fdb {
 }
 
 impl Fdb {
-    /// One with room for `limit` addresses.
-    pub fn new(limit: usize) -> Self {
+    /// One with room for `limit` addresses. Of half of it each of `ports` ports, 1 to [`MAX_PORTS`], has its part, however many
+    /// addresses another one comes with; the other half is for all.
+    pub fn new(limit: usize, ports: usize) -> Self {
+        let own = limit / (2 * ports);
         // At least what the rest of a station leaves to the bucket's number.
         let buckets = (limit * SPARE / WAYS).next_power_of_two().max(1 << (STATION - REST));
         Self {
             bits: buckets.trailing_zeros(),
             buckets: (0..buckets).map(|_| Bucket::default()).collect(),
             seed: RandomState::new().hash_one("stations") & STATION_MASK,
-            limit,
-            count: AtomicUsize::new(0),
+            own,
+            common: limit - own * ports,
+            counts: [const { AtomicUsize::new(0) }; MAX_PORTS],
+            beyond: AtomicUsize::new(0),
             now: AtomicU64::new(0),
             aged: [const { AtomicU64::new(0) }; MAX_PORTS],
         }
@@ -115,7 +122,7 @@ impl Fdb {
 
     /// Addresses at present, those included that are to be forgotten and have not been swept yet.
     pub fn addresses(&self) -> usize {
-        self.count.load(Relaxed)
+        self.counts.iter().map(|count| count.load(Relaxed)).sum()
     }
 
     /// Stations behind `port` that were forgotten so far.
@@ -152,14 +159,22 @@ impl Fdb {
             let place = known.or_else(|| entries.iter().position(|&entry| entry == 0 || is_old(entry, now)));
             let Some(place) = place else { return Learned::Full };
             let old = entries[place];
-            if old == 0 && !self.count_one() {
+            let stays = old != 0 && port_of(old) == port_of(fresh);
+            if !stays && !self.count_one(port_of(fresh)) {
+                // Where it was it is no more.
+                if known.is_some() && bucket.0[place].compare_exchange(old, 0, Relaxed, Relaxed).is_ok() {
+                    self.uncount_one(port_of(old));
+                }
                 return Learned::Full;
             }
             if bucket.0[place].compare_exchange(old, fresh, Relaxed, Relaxed).is_err() {
-                if old == 0 {
-                    self.count.fetch_sub(1, Relaxed);
+                if !stays {
+                    self.uncount_one(port_of(fresh));
                 }
                 continue;
+            }
+            if old != 0 && !stays {
+                self.uncount_one(port_of(old));
             }
             if old != 0 && is_old(old, now) {
                 self.aged[port_of(old)].fetch_add(1, Relaxed);
@@ -174,17 +189,40 @@ impl Fdb {
         Learned::Known
     }
 
-    /// Whether there may be one address more, which is counted then.
-    fn count_one(&self) -> bool {
+    /// Whether `port` may have one address more, which is counted then.
+    fn count_one(&self, port: usize) -> bool {
+        let count = &self.counts[port];
+        let mut has = count.load(Relaxed);
+        loop {
+            let is_beyond = has >= self.own;
+            if is_beyond && !self.take_beyond() {
+                return false;
+            }
+            match count.compare_exchange_weak(has, has + 1, Relaxed, Relaxed) {
+                Ok(_) => return true,
+                Err(now) => {
+                    self.beyond.fetch_sub(usize::from(is_beyond), Relaxed);
+                    has = now;
+                }
+            }
+        }
+    }
+
+    fn take_beyond(&self) -> bool {
         // A storm of new addresses only reads.
-        if self.count.load(Relaxed) >= self.limit {
+        if self.beyond.load(Relaxed) >= self.common {
             return false;
         }
-        if self.count.fetch_add(1, Relaxed) >= self.limit {
-            self.count.fetch_sub(1, Relaxed);
-            return false;
+        let may = self.beyond.fetch_add(1, Relaxed) < self.common;
+        if !may {
+            self.beyond.fetch_sub(1, Relaxed);
         }
-        true
+        may
+    }
+
+    fn uncount_one(&self, port: usize) {
+        let had = self.counts[port].fetch_sub(1, Relaxed);
+        self.beyond.fetch_sub(usize::from(had > self.own), Relaxed);
     }
 
     #[inline]
@@ -199,7 +237,7 @@ impl Fdb {
         for entry in buckets.flat_map(|bucket| &self.buckets[bucket].0) {
             let old = entry.load(Relaxed);
             if is_over(old) && entry.compare_exchange(old, 0, Relaxed, Relaxed).is_ok() {
-                self.count.fetch_sub(1, Relaxed);
+                self.uncount_one(port_of(old));
                 self.aged[port_of(old)].fetch_add(1, Relaxed);
             }
         }

@@ -24,6 +24,8 @@ pub enum TagError {
     Malformed,
     /// There is no headroom for a tag.
     NoRoom,
+    /// Behind the tag that is to go is another one: without it the packet would be of that one's VLAN to whoever gets it.
+    Inner,
 }
 
 /// The VLAN in the frame's tag, 0 to 4095; `None` when it has no tag.
@@ -88,6 +90,10 @@ fn pop(packet: &mut Packet) -> Result<(), TagError> {
     if packet.len() < HEADER_LEN + VLAN_TAG_LEN {
         return Err(TagError::Malformed);
     }
+    let inner = packet.bytes().get(HEADER_LEN + 2..HEADER_LEN + VLAN_TAG_LEN);
+    if inner == Some(&EtherType::VLAN.0.to_be_bytes()) {
+        return Err(TagError::Inner);
+    }
     let header = offload(packet);
     let behind_tag = (HEADER_LEN + VLAN_TAG_LEN) as u16;
     if header.is_some_and(|header| header.needs_checksum() && header.csum_start < behind_tag) {
@@ -141,6 +147,7 @@ mod tests {
     }
 
     const PLAIN: &[u8] = b"ddddddssssss\x08\x00payload";
+    const DOUBLE: &[u8] = b"ddddddssssss\x81\x00\x00\x00\x81\x00\x00\x14\x08\x00payload";
     const TAGGED: &[u8] = b"ddddddssssss\x81\x00\x00\x0a\x08\x00payload";
 
     #[test]
@@ -213,7 +220,10 @@ mod tests {
         assert_eq!(retag(&mut odd, Retag::Pop), Err(TagError::Malformed));
         let mut short = packet(&mut cache, &TAGGED[..16]);
         assert_eq!(retag(&mut short, Retag::Pop), Err(TagError::Malformed));
-        assert_eq!((odd.bytes(), short.len()), (TAGGED, 16));
-        cache.free_all([tight, odd, short]);
+        // Whoever gets it would take the inner tag for its VLAN.
+        let mut double = packet(&mut cache, DOUBLE);
+        assert_eq!(retag(&mut double, Retag::Pop), Err(TagError::Inner));
+        assert_eq!((odd.bytes(), short.len(), double.bytes()), (TAGGED, 16, DOUBLE));
+        cache.free_all([tight, odd, short, double]);
     }
 }

@@ -17,7 +17,7 @@ fn at(seconds: u64) -> Duration {
 
 #[test]
 fn station_is_where_last_seen() {
-    let fdb = Fdb::new(100);
+    let fdb = Fdb::new(100, MAX_PORTS);
     assert_eq!(fdb.find(of(1, 1), 0), None);
     assert_eq!(fdb.learn(of(1, 1), 63, 0), Learned::New);
     assert_eq!(fdb.learn(of(1, 1), 63, 0), Learned::Known);
@@ -29,7 +29,7 @@ fn station_is_where_last_seen() {
 
 #[test]
 fn silent_station_is_forgotten() {
-    let (fdb, mut clock) = (Fdb::new(100), Clock::new(AGEING));
+    let (fdb, mut clock) = (Fdb::new(100, MAX_PORTS), Clock::new(AGEING));
     fdb.learn(of(0, 1), 1, 0);
     fdb.learn(of(0, 2), 2, 0);
     for second in 1..=500 {
@@ -44,7 +44,7 @@ fn silent_station_is_forgotten() {
 #[test]
 fn a_clock_that_stood_still_forgets_all() {
     for gap in [33, 95, 96, 127, 128, 129, 1 << 40] {
-        let (fdb, mut clock) = (Fdb::new(100), Clock::new(AGEING));
+        let (fdb, mut clock) = (Fdb::new(100, MAX_PORTS), Clock::new(AGEING));
         clock.turn(&fdb, at(5));
         fdb.learn(of(0, 1), 1, fdb.now());
         clock.turn(&fdb, at(5 + gap));
@@ -54,7 +54,7 @@ fn a_clock_that_stood_still_forgets_all() {
 
 #[test]
 fn what_there_is_no_room_for_is_not_learned() {
-    let (fdb, mut clock) = (Fdb::new(50), Clock::new(AGEING));
+    let (fdb, mut clock) = (Fdb::new(50, 1), Clock::new(AGEING));
     let learned: Vec<Learned> = (0..1000).map(|n| fdb.learn(of(0, n), 1, 0)).collect();
     assert_eq!(learned.iter().filter(|&&one| one == Learned::New).count(), 50);
     assert!(learned.iter().all(|one| matches!(one, Learned::New | Learned::Full)));
@@ -68,8 +68,26 @@ fn what_there_is_no_room_for_is_not_learned() {
 }
 
 #[test]
+fn no_port_takes_the_part_of_others() {
+    let (fdb, mut clock) = (Fdb::new(800, 4), Clock::new(AGEING));
+    let learn = |port: usize, ns: std::ops::Range<u32>| {
+        ns.filter(|n| fdb.learn(of(port as u16, *n), port, fdb.now()) == Learned::New).count()
+    };
+    assert_eq!(learn(0, 0..5000), 500, "its part, and what is for all");
+    assert_eq!([learn(1, 0..500), learn(2, 0..50), learn(3, 0..500)], [100, 50, 100]);
+    assert_eq!(fdb.addresses(), 750);
+    // One that moves to a port that has its part is not known any more: its packets are flooded.
+    assert_eq!(fdb.learn(of(2, 7), 1, 0), Learned::Full);
+    assert_eq!((fdb.find(of(2, 7), 0), fdb.addresses()), (None, 749));
+    assert_eq!(fdb.learn(of(1, 0), 2, 0), Learned::Moved);
+    assert_eq!(learn(1, 900..950), 1, "there is room for one in the other one's place");
+    clock.turn(&fdb, at(100));
+    assert_eq!((fdb.addresses(), learn(3, 0..5000)), (0, 500));
+}
+
+#[test]
 fn database_has_room_for_nearly_all() {
-    let fdb = Fdb::new(16384);
+    let fdb = Fdb::new(16384, 1);
     let full = (0..16384).filter(|&n| fdb.learn(of(n as u16 % 7, n), 5, 0) == Learned::Full).count();
     assert!(full < 16384 / 200, "{full} of 16384 stations found their bucket full");
 }
@@ -79,7 +97,7 @@ fn database_has_room_for_nearly_all() {
 #[test]
 fn concurrent_learning_is_safe() {
     const STATIONS: u32 = 300;
-    let fdb = Fdb::new(1000);
+    let fdb = Fdb::new(1000, MAX_PORTS);
     std::thread::scope(|scope| {
         for port in [3, 60] {
             let fdb = &fdb;
@@ -118,7 +136,7 @@ proptest! {
     fn it_is_a_map_that_forgets(
         steps in proptest::collection::vec((0..4u16, 0..20u32, 0..64usize, 0..20u64), 1..200)
     ) {
-        let (fdb, mut clock) = (Fdb::new(1000), Clock::new(AGEING));
+        let (fdb, mut clock) = (Fdb::new(1000, MAX_PORTS), Clock::new(AGEING));
         let mut model: HashMap<Station, (usize, u64)> = HashMap::new();
         let mut seconds = 0;
         for (vlan, n, port, pause) in steps {
