@@ -218,6 +218,33 @@ impl PoolCache {
         self.free_chain(rest);
     }
 
+    /// Lengthens the packet to `total` bytes by zeroes, in one buffer; one that is as long is left alone. `false`: its first buffer
+    /// has no room for so many.
+    ///
+    /// # Panics
+    /// When the packet is of another pool.
+    pub fn pad(&mut self, packet: &mut Packet, total: usize) -> bool {
+        let pool = self.pool();
+        assert!(pool.owns(packet), "packet {} is not of this pool", packet.chunk());
+        if pool.total_len(packet) >= total {
+            return true;
+        }
+        if packet.headroom() + total > pool.chunk_size() {
+            return false;
+        }
+        let (mut rest, mut len) = (pool.split(packet), packet.len());
+        packet.place(packet.headroom(), total);
+        packet.bytes_mut()[len..].fill(0); // copy-ok: fewer than `total` zeroes
+        while let Some(mut buffer) = rest {
+            rest = pool.split(&mut buffer);
+            let to = len..len + buffer.len();
+            packet.bytes_mut()[to.clone()].copy_from_slice(buffer.bytes()); // copy-ok: less than `total` bytes
+            len = to.end;
+            self.free(buffer);
+        }
+        true
+    }
+
     fn free_chain(&mut self, mut chain: Option<Packet>) {
         while let Some(mut packet) = chain {
             chain = self.pool().split(&mut packet);
@@ -381,6 +408,33 @@ mod tests {
             assert_eq!((packet.is_segmented(), packet.is_plain()), (lens.len() > 1, lens.len() == 1));
             cache.free(packet);
         }
+        assert_eq!(free_chunks(&mut cache), 64);
+    }
+
+    #[test]
+    fn short_packets_are_lengthened() {
+        let pool = pool(64);
+        let mut cache = pool.cache();
+        for parts in [&[20][..], &[20, 7], &[0, 1, 2, 30], &[20, 0], &[60], &[61], &[59, 1]] {
+            let mut packets = parts.iter().rev().map(|len| {
+                let mut packet = cache.take_chain(HEADROOM, 100).unwrap();
+                fill(pool, &mut packet);
+                packet.truncate(*len);
+                packet
+            });
+            let last = packets.next().unwrap();
+            let mut packet = packets.fold(last, |rest, front| pool.link(front, rest));
+            packet.set_offload(true);
+            let before = content(pool, &packet);
+            assert!(cache.pad(&mut packet, 60));
+            let after = content(pool, &packet);
+            assert_eq!((after.len(), packet.has_offload()), (before.len().max(60), true));
+            assert!(after.starts_with(&before) && after[before.len()..].iter().all(|byte| *byte == 0));
+            cache.free(packet);
+        }
+        let mut packet = cache.take_chain(SIZE - 59, 20).unwrap();
+        assert!(!cache.pad(&mut packet, 60) && packet.len() == 20);
+        cache.free(packet);
         assert_eq!(free_chunks(&mut cache), 64);
     }
 

@@ -240,13 +240,16 @@ struct DpdkTx {
 }
 
 impl DpdkTx {
-    /// Counts and frees what cannot be sent.
+    /// Counts and frees what cannot be sent, and lengthens what is too short: not every driver does.
     #[cold]
     fn sort_out(&self, ctx: &mut Context<'_>, burst: &mut Burst) {
-        for packet in std::mem::take(burst) {
+        for mut packet in std::mem::take(burst) {
             match self.pool.total_len(&packet) {
                 len if len > self.longest => self.counters.drop(DropReason::TooBig, 1),
                 len if len < ethernet::HEADER_LEN => self.counters.drop(DropReason::Malformed, 1),
+                _ if !ctx.cache.pad(&mut packet, ethernet::MIN_LEN) => {
+                    self.counters.drop(DropReason::Failed, 1)
+                }
                 _ => {
                     burst.push(packet);
                     continue;
@@ -272,7 +275,7 @@ impl TxQueue for DpdkTx {
         if self.shared.down.load(Ordering::Relaxed) {
             return self.counters.drop_all(DropReason::Down, burst, ctx.cache);
         }
-        let fits = |len: usize| (ethernet::HEADER_LEN..=self.longest).contains(&len);
+        let fits = |len: usize| (ethernet::MIN_LEN..=self.longest).contains(&len);
         if !burst.iter().all(|packet| fits(packet.len()) && !packet.is_segmented()) {
             self.sort_out(ctx, burst);
         }

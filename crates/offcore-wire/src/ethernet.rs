@@ -19,6 +19,10 @@ pub const HEADER_LEN: usize = 14;
 /// Length of an 802.1Q tag in bytes: tag control information and the next EtherType.
 pub const VLAN_TAG_LEN: usize = 4;
 
+/// The least that a frame has in bytes, without the frame check sequence (IEEE 802.3, 4A.4.2). Some network cards stop a queue that
+/// has a shorter one.
+pub const MIN_LEN: usize = 60;
+
 /// Length of the frame check sequence in bytes, which frames here do not carry but published frame sizes count.
 pub const FCS_LEN: usize = 4;
 

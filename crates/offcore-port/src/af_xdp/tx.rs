@@ -249,14 +249,15 @@ fn push_all(
     }
     let mut sum = Sum::default();
     let takeable = half.tx.free(burst.len()).min(burst.len());
-    for packet in burst.drain(..takeable) {
-        let len = packet.len();
-        if !(ethernet::HEADER_LEN..=longest).contains(&len) {
-            counters.drop(reason(len), 1);
+    for mut packet in burst.drain(..takeable) {
+        if !(ethernet::MIN_LEN..=longest).contains(&packet.len())
+            && let Err(reason) = fit(&mut packet, longest, cache)
+        {
+            counters.drop(reason, 1);
             cache.free(packet);
             continue;
         }
-        sum += Sum { packets: 1, bytes: len as u64 };
+        sum += Sum { packets: 1, bytes: packet.len() as u64 };
         half.push(packet, 0);
     }
     sum
@@ -272,27 +273,36 @@ fn push_special(
 ) -> Sum {
     let (mut sum, pool) = (Sum::default(), half.pool);
     let mut free = half.tx.free(burst.len() * MAX_BUFFERS);
-    for packet in std::mem::take(burst) {
-        let (len, buffers) = (pool.total_len(&packet), pool.segment_count(&packet));
+    for mut packet in std::mem::take(burst) {
+        let buffers = pool.segment_count(&packet);
         // Those behind one that has to wait wait, too.
         if !burst.is_empty() || buffers > free {
             burst.push(packet);
             continue;
         }
-        if !(ethernet::HEADER_LEN..=longest).contains(&len) || buffers > MAX_BUFFERS {
-            counters.drop(reason(len), 1);
+        let fits = if buffers > MAX_BUFFERS { Err(DropReason::TooBig) } else { Ok(()) };
+        if let Err(reason) = fits.and_then(|()| fit(&mut packet, longest, cache)) {
+            counters.drop(reason, 1);
             cache.free(packet);
             continue;
         }
         free -= buffers;
-        sum += Sum { packets: 1, bytes: len as u64 };
+        sum += Sum { packets: 1, bytes: pool.total_len(&packet) as u64 };
         half.push_chain(packet);
     }
     sum
 }
 
-fn reason(len: usize) -> DropReason {
-    if len < ethernet::HEADER_LEN { DropReason::Malformed } else { DropReason::TooBig }
+/// Lengthens a packet that is too short: a driver that gets it from the ring may not.
+#[cold]
+fn fit(packet: &mut Packet, longest: usize, cache: &mut PoolCache) -> Result<(), DropReason> {
+    let len = cache.pool().total_len(packet);
+    match len {
+        ..ethernet::HEADER_LEN => Err(DropReason::Malformed),
+        _ if len > longest => Err(DropReason::TooBig),
+        _ if cache.pad(packet, ethernet::MIN_LEN.min(longest)) => Ok(()),
+        _ => Err(DropReason::Failed),
+    }
 }
 
 impl TxQueue for XdpTx {
