@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::mapping::Mapping;
-use crate::sigbus::{self, GUARDS};
+use crate::sigbus::Guarded;
 
 /// What can go wrong when a table is made. `guest` is a guest physical address.
 #[derive(Debug, displaydoc::Display, thiserror::Error, PartialEq, Eq)]
@@ -20,8 +20,6 @@ pub enum TableError {
     Overlap(u64, u64),
     /// guest memory region {guest:#x}+{len:#x} does not fit its mapping of {mapped:#x} bytes at offset {offset:#x}
     Mapping { guest: u64, len: u64, offset: usize, mapped: usize },
-    /// guest memory region {guest:#x} cannot be guarded: this process has {GUARDS:?} regions already, drop some
-    Unguarded { guest: u64 },
 }
 
 /// One region of another party's memory.
@@ -31,9 +29,7 @@ pub struct GuestRegion {
     len: u64,
     user: u64,
     host: NonNull<u8>,
-    /// Dropped before the mapping: the guard must not answer for whatever is mapped there next.
-    guard: sigbus::Guard,
-    mapping: Mapping,
+    mapping: Guarded,
 }
 
 // SAFETY: a region is an address range; access goes through raw pointers whose users argue for themselves.
@@ -46,7 +42,7 @@ impl GuestRegion {
     /// `offset` bytes into `mapping`.
     ///
     /// # Errors
-    /// When the range is empty, wraps, or does not fit the mapping, or when no guard is free.
+    /// When the range is empty, wraps, or does not fit the mapping.
     pub fn new(guest: u64, user: u64, len: u64, mapping: Mapping, offset: usize) -> Result<Self, TableError> {
         if len == 0 || guest.checked_add(len).is_none() || user.checked_add(len).is_none() {
             return Err(TableError::Range { guest, len });
@@ -60,9 +56,7 @@ impl GuestRegion {
         }
         // SAFETY: offset is inside the mapping, as just checked.
         let host = unsafe { mapping.base().add(offset) };
-        let guard = sigbus::guard(mapping.base(), mapping.len(), mapping.page_size());
-        let guard = guard.ok_or(TableError::Unguarded { guest })?;
-        Ok(Self { guest, len, user, host, guard, mapping })
+        Ok(Self { guest, len, user, host, mapping: Guarded::new(mapping) })
     }
 
     /// Guest physical address of the first byte.
@@ -83,7 +77,7 @@ impl GuestRegion {
 
     /// Whether pages of the region have vanished (its file was truncated): the party is to be dropped.
     pub fn vanished(&self) -> bool {
-        self.guard.tripped()
+        self.mapping.has_vanished()
     }
 
     /// The mapping under the region.
@@ -210,7 +204,7 @@ impl GuestMemory {
         self.in_flight.load(Ordering::Acquire)
     }
 
-    /// Whether pages have vanished under the table: see [`sigbus`].
+    /// Whether pages have vanished under the table: see [`crate::sigbus`].
     pub fn vanished(&self) -> bool {
         self.regions.iter().any(|region| region.vanished())
     }

@@ -258,10 +258,19 @@ impl Drop for Mapping {
     }
 }
 
+/// Bytes of memory that this machine has, hugepages included (proc(5), MemTotal).
+pub fn all_memory() -> Option<usize> {
+    meminfo("MemTotal:")
+}
+
 /// Bytes of memory that could be had without others losing theirs, by the kernel's estimate (proc(5), MemAvailable).
 fn available_memory() -> Option<usize> {
+    meminfo("MemAvailable:")
+}
+
+fn meminfo(name: &str) -> Option<usize> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: usize = line.trim().strip_suffix(" kB")?.parse().ok()?;
     kib.checked_mul(1024)
 }

@@ -2,9 +2,9 @@
 //!
 //! | kind | written as |
 //! |---|---|
-//! | vhost | `vhost:SOCKET[,queues=N,client,FEATURE=off…,dmas=[txq0@wq0.0;rxq0@wq0.1]]` |
+//! | vhost | `vhost:SOCKET[,queues=N,client,owner=USER,group=GROUP,mode=MODE,FEATURE=off…,max_memory=MIB,dmas=[txq0@wq0.0;rxq0@wq0.1]]` |
 //! | af_xdp | `af_xdp:INTERFACE[,queues=N,first=N,mode=MODE,ring_size=N,busy_poll=N,need_wakeup=off,promisc=off]` |
-//! | virtio-user | `virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,event_idx=off,offloads=off,mtu=N,mac=MAC]` |
+//! | virtio-user | `virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,event_idx=off,offloads=off,mtu=N,mac=MAC,peer=USER]` |
 //! | af_packet | `af_packet:INTERFACE[,queues=N,fanout=MODE,slots=N,promisc=off,qdisc_bypass]` |
 //! | dpdk | `dpdk:DEVICE[,queues=N,mtu=N,rx_desc=N,tx_desc=N,rss=off,rss=[ip,tcp,udp,sctp],promisc=off,args=[KEY=VALUE,…]]` |
 //! | tap | `tap:NAME[,queues=N,offloads=off]` |
@@ -31,6 +31,8 @@ mod virtio_user;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+
+use nix::unistd::{Group, User};
 
 use crate::PortError;
 
@@ -270,6 +272,34 @@ impl<'a> Options<'a> {
             None => {
                 Err(format!("{key}={found}: expected a number from {} to {}", range.start(), range.end()))
             }
+        }
+    }
+
+    /// A user, by name or number.
+    fn user(&self, key: &str) -> Result<Option<u32>, String> {
+        let by_name = |name: &str| User::from_name(name).ok().flatten().map(|user| user.uid.as_raw());
+        self.id(key, "user", by_name)
+    }
+
+    /// A group, by name or number.
+    fn group(&self, key: &str) -> Result<Option<u32>, String> {
+        let by_name = |name: &str| Group::from_name(name).ok().flatten().map(|group| group.gid.as_raw());
+        self.id(key, "group", by_name)
+    }
+
+    fn id(
+        &self,
+        key: &str,
+        what: &str,
+        by_name: impl FnOnce(&str) -> Option<u32>,
+    ) -> Result<Option<u32>, String> {
+        let Some(value) = self.find(key) else { return Ok(None) };
+        let found = value.unwrap_or_default();
+        // The last number stands for none.
+        let number = found.parse().ok().filter(|id| *id != u32::MAX);
+        match number.or_else(|| by_name(found)) {
+            Some(id) => Ok(Some(id)),
+            None => Err(format!("{key}={found}: there is no such {what}, expected its name or number")),
         }
     }
 

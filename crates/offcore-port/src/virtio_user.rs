@@ -91,6 +91,7 @@ impl VirtioUserPort {
                 | wanted(spec.event_idx, VIRTIO_F_EVENT_IDX)
                 | wanted(spec.offloads, OFFLOADS),
             mtu: spec.mtu,
+            peer: spec.peer,
             ..FrontEndConfig::new(&spec.path)
         };
         let role = config.role;

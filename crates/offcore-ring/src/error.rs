@@ -37,4 +37,6 @@ pub enum RingError {
     Direction { head: u16 },
     /// used element names chain {0}, which is not in flight
     NotInFlight(u32),
+    /// a file of the guest's memory was truncated while the queue used it
+    Vanished,
 }

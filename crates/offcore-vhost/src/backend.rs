@@ -27,10 +27,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use offcore_mem::mapping::all_memory;
 use rustix::event::EventfdFlags;
 
 use crate::cell::VringCell;
-use crate::connection::{Listener, Role, SocketError};
+use crate::connection::{Listener, Role, SocketAccess, SocketError};
 use crate::features;
 
 pub use device::{Device, DeviceError, DeviceEvents};
@@ -50,12 +51,17 @@ pub struct BackendConfig {
     pub path: PathBuf,
     /// Whether the back end makes the socket, or connects to a front end's and reconnects when it goes away.
     pub role: Role,
+    /// Who may connect to a server's socket.
+    pub access: SocketAccess,
     /// Queue pairs, 1 to [`MAX_QUEUE_PAIRS`]. There are twice as many virtqueues.
     pub queue_pairs: u16,
     /// The virtio features to offer: a subset of [`features::OFFERED`]. VIRTIO_F_VERSION_1 is always offered.
     pub features: u64,
     /// The longest MTU that a front end may announce, at least [`MIN_MTU`].
     pub max_mtu: u16,
+    /// Bytes of guest memory that a front end may have mapped. What it never touches itself is charged to this process when
+    /// packets are written there, up to as much.
+    pub max_memory: u64,
     /// Whether copies of this port may be made by engines: without it, [`Device::register_async`] is refused.
     pub asynchronous: bool,
     /// How long a worker may take to let go of a virtqueue.
@@ -63,14 +69,17 @@ pub struct BackendConfig {
 }
 
 impl BackendConfig {
-    /// A server at `path` with one queue pair, all features, any MTU, copies by engines allowed, a timeout of 10 seconds.
+    /// A server at `path` with one queue pair, all features, any MTU, as much memory as
+    /// the machine has, copies by engines allowed, a timeout of 10 seconds.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
             role: Role::Server,
+            access: SocketAccess::default(),
             queue_pairs: 1,
             features: features::OFFERED,
             max_mtu: u16::MAX,
+            max_memory: all_memory().map_or(u64::MAX, |bytes| bytes as u64),
             asynchronous: true,
             timeout: Duration::from_secs(10),
         }
@@ -122,7 +131,7 @@ impl Backend {
             return Err(StartError::Mtu { found: config.max_mtu });
         }
         let listener = match config.role {
-            Role::Server => Some(Listener::bind(&config.path)?),
+            Role::Server => Some(Listener::bind(&config.path, config.access)?),
             Role::Client => None,
         };
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)

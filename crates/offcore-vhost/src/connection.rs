@@ -20,8 +20,8 @@ use rustix::net::{
 
 use crate::message::{HEADER, Header, MAX_FDS, MessageError, Reply, Request};
 
-pub(crate) use socket::{Listener, connect};
-pub use socket::{Role, SocketError};
+pub(crate) use socket::{Listener, connect, peer_user};
+pub use socket::{Role, SocketAccess, SocketError};
 
 /// How long a sender waits for a peer that does not read.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);

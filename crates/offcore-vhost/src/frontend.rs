@@ -24,7 +24,7 @@ use offcore_mem::Mapping;
 use offcore_ring::packed;
 use rustix::event::{PollFd, PollFlags};
 
-use crate::connection::{Connection, Listener, Role, SocketError, connect, poll};
+use crate::connection::{Connection, Listener, Role, SocketAccess, SocketError, connect, peer_user, poll};
 use crate::features::{
     STATUS_DRIVER_OK, VHOST_USER_F_PROTOCOL_FEATURES, VHOST_USER_PROTOCOL_F_REPLY_ACK,
     VHOST_USER_PROTOCOL_F_RESET_DEVICE, VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_NET_F_MRG_RXBUF,
@@ -47,6 +47,8 @@ pub struct FrontEndConfig {
     pub path: PathBuf,
     /// Whether the front end connects to a back end's socket, or makes one and waits for the back end.
     pub role: Role,
+    /// A user whose processes may be the back end, beside root's and this process's own: it gets to write to all memory.
+    pub peer: Option<u32>,
     pub queue_pairs: u16,
     /// Descriptors of each virtqueue: a power of two up to 32768, or with packed rings any number up to that.
     pub queue_size: u16,
@@ -67,6 +69,7 @@ impl FrontEndConfig {
         Self {
             path: path.into(),
             role: Role::Client,
+            peer: None,
             queue_pairs: 1,
             queue_size: 256,
             features: VIRTIO_NET_F_MRG_RXBUF | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIRECT_DESC,
@@ -353,7 +356,7 @@ fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEn
     match config.role {
         Role::Client => loop {
             match connect(&config.path) {
-                Ok(socket) => return Ok((socket, None)),
+                Ok(socket) => return check(config, &socket).map(|()| (socket, None)),
                 Err(error @ SocketError::TooLong { .. }) => return Err(error.into()),
                 Err(source) if left().is_zero() => {
                     return Err(FrontEndError::NoBackEnd { waited: config.timeout, source });
@@ -362,10 +365,14 @@ fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEn
             }
         },
         Role::Server => {
-            let listener = Listener::bind(&config.path)?;
+            let listener = Listener::bind(&config.path, SocketAccess::default())?;
             loop {
                 if let Some(socket) = listener.accept()? {
-                    return Ok((socket, Some(listener)));
+                    match check(config, &socket) {
+                        Ok(()) => return Ok((socket, Some(listener))),
+                        // Others may come.
+                        Err(error) => tracing::warn!("{error}"),
+                    }
                 }
                 if left().is_zero() {
                     let (path, waited) = (config.path.clone(), config.timeout);
@@ -374,5 +381,16 @@ fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEn
                 poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(left()))?;
             }
         }
+    }
+}
+
+/// Refuses a back end of a user that it is not to be of.
+fn check(config: &FrontEndConfig, socket: &OwnedFd) -> Result<(), FrontEndError> {
+    let own = rustix::process::geteuid().as_raw();
+    let found = peer_user(socket)
+        .map_err(|source| FrontEndError::System { what: "SO_PEERCRED", source: source.into() })?;
+    match [0, own].contains(&found) || config.peer == Some(found) {
+        true => Ok(()),
+        false => Err(FrontEndError::Stranger { path: config.path.clone(), found, own }),
     }
 }

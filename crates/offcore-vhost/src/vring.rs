@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use offcore_dma::{Binding, CopyQueue, Mover};
-use offcore_mem::{BURST, Burst, Packet, PoolCache};
+use offcore_mem::{BURST, Burst, Packet, PoolCache, sigbus};
 use offcore_ring::device::{self, Chain, DeviceQueue};
 use offcore_ring::{RingError, with_queue};
 use offcore_stats::StageClock;
@@ -195,6 +195,8 @@ pub(crate) struct Vring {
     pub(crate) chains: Chains,
     /// Packets of a pair that are in this queue's buffers.
     pub(crate) lent: usize,
+    /// Mappings that had vanished when this ring's were last looked at.
+    vanished: usize,
     /// Who copies: what is wanted, or the core where that cannot be.
     pub(crate) binding: Binding,
     report: Report,
@@ -212,6 +214,7 @@ impl Vring {
             copies: CopyQueue::open(mover, 1),
             chains: Chains::new(1),
             lent: 0,
+            vanished: 0,
             binding: Binding::core(),
             // Of a ring that rests, the last worker has said where it goes on.
             report: cell.report(),
@@ -231,7 +234,20 @@ impl Vring {
         if self.cell.generation() != self.applied {
             self.change(mover);
         }
+        if sigbus::vanished() != self.vanished {
+            self.look_for_memory();
+        }
         self.pending.is_none() && self.active.is_some() && self.report.broken.is_none()
+    }
+
+    /// Some memory has vanished. Where it is this ring's, nothing is taken from it any more: what is read there means nothing, and
+    /// what is written costs this process's own memory. The control side ends the connection.
+    #[cold]
+    fn look_for_memory(&mut self) {
+        self.vanished = sigbus::vanished();
+        if self.active.as_ref().is_some_and(|active| active.config.memory.vanished()) && !self.is_broken() {
+            self.break_down(RingError::Vanished);
+        }
     }
 
     /// Whether a publication waits to be followed.
@@ -296,6 +312,7 @@ impl Vring {
     fn take_up(&mut self, mover: &mut Mover, vring: Option<Arc<VringConfig>>) {
         self.report.broken = None;
         self.active = None;
+        self.vanished = 0;
         let receives = self.cell.queue().is_multiple_of(2);
         match vring.map(|vring| Active::new(vring, receives)) {
             None => {}

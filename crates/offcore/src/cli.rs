@@ -176,11 +176,12 @@ Examples:
       --vlan 1=access:20 --vlan 2=trunk:10,20 --mirror 0=pcap:-,vm1.pcap
 
 Ports:
-  vhost:SOCKET[,queues=N,client,packed=off,in_order=off,mrg=off,
-        indirect=off,event_idx=off,offloads=off,
-        dmas=[txq0@CH;rxq0@CH]]
+  vhost:SOCKET[,queues=N,client,owner=USER,group=GROUP,mode=MODE,
+        packed=off,in_order=off,mrg=off,indirect=off,event_idx=off,
+        offloads=off,max_memory=MIB,dmas=[txq0@CH;rxq0@CH]]
+                             MODE: permissions of the socket, such as 0660
   virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,
-        event_idx=off,offloads=off,mtu=N,mac=MAC]
+        event_idx=off,offloads=off,mtu=N,mac=MAC,peer=USER]
   af_xdp:INTERFACE[,queues=N,first=N,mode=auto|zc|copy|skb,ring_size=N,
         busy_poll=N,need_wakeup=off,promisc=off]
   af_packet:INTERFACE[,queues=N,fanout=hash|lb|cpu|rollover|rnd|qm,

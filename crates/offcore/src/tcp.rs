@@ -8,7 +8,7 @@ use std::{fmt, fs};
 use clap::Args;
 use offcore_dma::Mode;
 use offcore_flow::host::apps::streams::Stream;
-use offcore_flow::host::apps::{Hosted, Service, http};
+use offcore_flow::host::apps::{Hosted, Service};
 use offcore_flow::host::serve::ServeConfig;
 use offcore_flow::switch::{HostIface, Hosting, Run};
 use offcore_flow::{Idle, SwitchConfig};
@@ -300,7 +300,7 @@ pub(crate) fn run(args: &TcpArgs) -> Result<(), Failure> {
     }
     // Files that are sent take descriptors, and so does each session of another process.
     if args.serve.is_some() || matches!(args.app.service, Service::Http(_)) {
-        http::raise_descriptors();
+        crate::switch::ports::raise_descriptors();
     }
     let watching = Watching::new(&ports, &args.run, false, report::tables);
     let result = run_switch(&config, Watching { parent: args.parent.and_then(Pid::from_raw), ..watching });

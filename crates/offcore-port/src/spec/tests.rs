@@ -21,12 +21,16 @@ fn every_kind_with_defaults() {
         path: "/run/vm1.sock".into(),
         queues: 1,
         client: false,
+        owner: None,
+        group: None,
+        mode: None,
         packed: true,
         in_order: true,
         mrg: true,
         indirect: true,
         event_idx: true,
         offloads: true,
+        max_memory: None,
         dmas: None,
     };
     assert_eq!(parse("vhost:/run/vm1.sock"), PortSpec::Vhost(vhost));
@@ -40,6 +44,7 @@ fn every_kind_with_defaults() {
         event_idx: true,
         offloads: true,
         mtu: None,
+        peer: None,
         mac: None,
     };
     assert_eq!(parse("virtio-user:/run/vm1.sock"), PortSpec::VirtioUser(virtio_user));
@@ -54,25 +59,29 @@ fn every_key() {
     assert_eq!(
         parse(
             "vhost:/run/vm1.sock,queues=2,client,packed=off,in_order=off,mrg=off,indirect=off,event_idx=off,\
-             offloads=off,dmas=[txq0@wq0.0;rxq0@wq0.1,x]"
+             offloads=off,max_memory=4096,dmas=[txq0@wq0.0;rxq0@wq0.1,x]"
         ),
         PortSpec::Vhost(VhostSpec {
             path: "/run/vm1.sock".into(),
             queues: 2,
             client: true,
+            owner: None,
+            group: None,
+            mode: None,
             packed: false,
             in_order: false,
             mrg: false,
             indirect: false,
             event_idx: false,
             offloads: false,
+            max_memory: Some(4096),
             dmas: Some("txq0@wq0.0;rxq0@wq0.1,x".into()),
         })
     );
     assert_eq!(
         parse(
             "virtio-user:v.sock,queues=2,queue_size=1024,server,packed,mrg=on,event_idx=off,offloads=off,mtu=9000,\
-             mac=02:00:00:00:00:07"
+             mac=02:00:00:00:00:07,peer=root"
         ),
         PortSpec::VirtioUser(VirtioUserSpec {
             path: "v.sock".into(),
@@ -84,6 +93,7 @@ fn every_key() {
             event_idx: false,
             offloads: false,
             mtu: Some(9000),
+            peer: Some(0),
             mac: Some(MacAddr::local(7)),
         })
     );
@@ -217,9 +227,9 @@ fn what_is_written_reads_back() {
         "tap:tap0,offloads=off",
         "vhost:/x",
         "vhost:/x,queues=2,client,packed=off,in_order=off,mrg=off,indirect=off,event_idx=off,offloads=off",
-        "vhost:/x,offloads=off,dmas=[txq0@wq0.0;rxq0@wq0.1]",
+        "vhost:/x,owner=7,group=9,mode=0660,offloads=off,max_memory=1,dmas=[txq0@wq0.0;rxq0@wq0.1]",
         "virtio-user:/x",
-        "virtio-user:/x,queues=2,queue_size=1024,server,packed,mrg=off,event_idx=off,mac=02:00:00:00:00:07",
+        "virtio-user:/x,queues=2,queue_size=1024,server,packed,mrg=off,event_idx=off,mac=02:00:00:00:00:07,peer=7",
     ] {
         assert_eq!(parse(text).to_string(), text);
     }
@@ -239,8 +249,8 @@ fn errors_name_what_was_found_and_expected() {
     );
     assert_eq!(
         error("vhost:/x,quues=2"),
-        "port 'vhost:/x,quues=2': key 'quues' is not known, expected queues, client, packed, in_order, \
-         mrg, indirect, event_idx, offloads, dmas"
+        "port 'vhost:/x,quues=2': key 'quues' is not known, expected queues, client, owner, group, \
+         mode, packed, in_order, mrg, indirect, event_idx, offloads, max_memory, dmas"
     );
     assert_eq!(error("tap:t,queues=0"), "port 'tap:t,queues=0': queues=0: expected a number from 1 to 128");
     for (text, part) in [
@@ -250,6 +260,12 @@ fn errors_name_what_was_found_and_expected() {
         ("vhost:/x,", "key '' is not known"),
         ("vhost:/x,mrg=yes", "mrg=yes: expected on or off"),
         ("vhost:/x,client,client", "'client' is given twice"),
+        ("vhost:/x,group=no/such", "group=no/such: there is no such group"),
+        ("vhost:/x,owner=4294967295", "there is no such user"),
+        ("vhost:/x,mode=0680", "mode=0680: expected permissions in octal"),
+        ("vhost:/x,mode=1777", "mode=1777: expected permissions in octal"),
+        ("vhost:/x,client,mode=0660", "mode= is of a socket that the port makes"),
+        ("virtio-user:/x,peer", "peer=: there is no such user"),
         ("vhost:/x,dmas=[txq0@wq0.0", "'[' is not closed"),
         ("vhost:/x,dmas=[[a]]", "'[' is not expected"),
         ("vhost:/x,dmas=a]", "']' is not expected"),

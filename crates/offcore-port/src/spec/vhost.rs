@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::{Options, first, flag, inner, socket_path, unless};
+use super::{Options, first, flag, inner, narrow, socket_path, unless};
 
 /// `vhost:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,6 +12,10 @@ pub struct VhostSpec {
     pub queues: u16,
     /// Connect to the socket instead of listening on it.
     pub client: bool,
+    /// Owner and group of the socket's file, by number, and its permissions.
+    pub owner: Option<u32>,
+    pub group: Option<u32>,
+    pub mode: Option<u32>,
     /// Offer packed virtqueues (VIRTIO_F_RING_PACKED).
     pub packed: bool,
     /// Offer in-order use of buffers (IN_ORDER).
@@ -25,6 +29,8 @@ pub struct VhostSpec {
     /// Offer open checksums and TCP packets to be segmented, both ways (CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN,
     /// GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_ECN).
     pub offloads: bool,
+    /// MiB of memory that the guest may have; none: as many as the machine.
+    pub max_memory: Option<u32>,
     /// Channels of the virtqueues in the vhost guide's syntax, without the brackets.
     pub dmas: Option<String>,
 }
@@ -33,26 +39,43 @@ impl VhostSpec {
     pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
         let (path, options) = first(fields, "the socket's path, as in vhost:/run/vm1.sock")?;
         let switches = ["packed", "in_order", "mrg", "indirect", "event_idx", "offloads"];
-        let known = [&["queues", "client"], &switches[..], &["dmas"]].concat();
+        let access = ["owner", "group", "mode"];
+        let known = [&["queues", "client"], &access[..], &switches[..], &["max_memory", "dmas"]].concat();
         let options = Options::parse(options, &known)?;
         let dmas = match options.find("dmas") {
             None => None,
             Some(Some(text)) if !inner(text).is_empty() => Some(inner(text).to_string()),
             Some(_) => return Err("'dmas' has no value, expected dmas=[txq0@wq0.0;rxq0@wq0.1]".into()),
         };
+        let client = options.switch("client", false)?;
+        if let Some(key) = access.into_iter().find(|key| client && options.find(key).is_some()) {
+            return Err(format!("{key}= is of a socket that the port makes, and with client it makes none"));
+        }
         Ok(Self {
             path: socket_path(path)?,
             queues: options.queues()?,
-            client: options.switch("client", false)?,
+            client,
+            owner: options.user("owner")?,
+            group: options.group("group")?,
+            mode: mode(&options)?,
             packed: options.switch("packed", true)?,
             in_order: options.switch("in_order", true)?,
             mrg: options.switch("mrg", true)?,
             indirect: options.switch("indirect", true)?,
             event_idx: options.switch("event_idx", true)?,
             offloads: options.switch("offloads", true)?,
+            max_memory: options.optional_number("max_memory", 1..=u32::MAX.into())?.map(narrow),
             dmas,
         })
     }
+}
+
+/// Permissions in octal digits, as chmod(1) has them.
+fn mode(options: &Options<'_>) -> Result<Option<u32>, String> {
+    let Some(value) = options.find("mode") else { return Ok(None) };
+    let found = value.unwrap_or_default();
+    let mode = u32::from_str_radix(found, 8).ok().filter(|mode| *mode <= 0o777 && !found.starts_with('+'));
+    mode.map(Some).ok_or_else(|| format!("mode={found}: expected permissions in octal, such as 0660"))
 }
 
 impl fmt::Display for VhostSpec {
@@ -60,12 +83,19 @@ impl fmt::Display for VhostSpec {
         write!(f, "vhost:{}", self.path.display())?;
         unless(f, "queues", self.queues, 1)?;
         f.write_str(flag(self.client, ",client"))?;
+        for (key, id) in [("owner", self.owner), ("group", self.group)] {
+            id.map_or(Ok(()), |id| write!(f, ",{key}={id}"))?;
+        }
+        self.mode.map_or(Ok(()), |mode| write!(f, ",mode={mode:04o}"))?;
         f.write_str(flag(!self.packed, ",packed=off"))?;
         f.write_str(flag(!self.in_order, ",in_order=off"))?;
         f.write_str(flag(!self.mrg, ",mrg=off"))?;
         f.write_str(flag(!self.indirect, ",indirect=off"))?;
         f.write_str(flag(!self.event_idx, ",event_idx=off"))?;
         f.write_str(flag(!self.offloads, ",offloads=off"))?;
+        if let Some(memory) = self.max_memory {
+            write!(f, ",max_memory={memory}")?;
+        }
         match &self.dmas {
             None => Ok(()),
             Some(dmas) => write!(f, ",dmas=[{dmas}]"),

@@ -29,6 +29,8 @@ pub struct VirtioUserSpec {
     /// Longest payload of a frame in bytes: what the back end is told if it wants to know. Without mergeable buffers
     /// the virtqueue has room for packets as long, in chains of several packet buffers where one is too short.
     pub mtu: Option<u16>,
+    /// A user, by number, that the back end may be of, beside root and this process's own.
+    pub peer: Option<u32>,
     /// Ethernet address; `None`: made from the port's description.
     pub mac: Option<MacAddr>,
 }
@@ -36,8 +38,18 @@ pub struct VirtioUserSpec {
 impl VirtioUserSpec {
     pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
         let (path, options) = first(fields, "the socket's path, as in virtio-user:/run/vm1.sock")?;
-        let known =
-            ["queues", "queue_size", "server", "packed", "mrg", "event_idx", "offloads", "mtu", "mac"];
+        let known = [
+            "queues",
+            "queue_size",
+            "server",
+            "packed",
+            "mrg",
+            "event_idx",
+            "offloads",
+            "mtu",
+            "mac",
+            "peer",
+        ];
         let options = Options::parse(options, &known)?;
         let queue_size: u16 = narrow(options.number("queue_size", 256, 2..=32768)?);
         // Of a packed virtqueue, too: the back end may have none.
@@ -64,6 +76,7 @@ impl VirtioUserSpec {
             event_idx: options.switch("event_idx", true)?,
             offloads: options.switch("offloads", true)?,
             mtu: options.optional_number("mtu", MIN_MTU.into()..=u16::MAX.into())?.map(narrow),
+            peer: options.user("peer")?,
             mac,
         })
     }
@@ -82,9 +95,7 @@ impl fmt::Display for VirtioUserSpec {
         if let Some(mtu) = self.mtu {
             write!(f, ",mtu={mtu}")?;
         }
-        match self.mac {
-            None => Ok(()),
-            Some(mac) => write!(f, ",mac={mac}"),
-        }
+        self.mac.map_or(Ok(()), |mac| write!(f, ",mac={mac}"))?;
+        self.peer.map_or(Ok(()), |user| write!(f, ",peer={user}"))
     }
 }

@@ -15,6 +15,10 @@ use crate::message::Reply;
 const RETRY: Duration = Duration::from_millis(200);
 /// How often a connected device is looked at for what no message tells.
 const LOOK: Duration = Duration::from_millis(100);
+/// Time that is kept for a message, and how far ahead of it messages may be: as many as set 128 queue pairs up twice. A front end that
+/// sends more of them waits; it would take the worker's core, and have it look at its rings again and again.
+const MESSAGE: Duration = Duration::from_micros(100);
+const AHEAD: Duration = Duration::from_micros(100 * 4096);
 /// Refused messages of one connection that are logged; more are only counted, lest a front end fill the log.
 const LOGGED: u64 = 32;
 
@@ -28,6 +32,8 @@ pub(super) struct Control {
     events: Box<dyn DeviceEvents>,
     /// Errors logged in this connection.
     logged: u64,
+    /// When the messages so far would have been due.
+    due: Instant,
 }
 
 impl Control {
@@ -38,7 +44,7 @@ impl Control {
         stop: Arc<OwnedFd>,
         events: Box<dyn DeviceEvents>,
     ) -> Self {
-        Self { config, device, listener, stop, events, logged: 0 }
+        Self { config, device, listener, stop, events, logged: 0, due: Instant::now() }
     }
 
     /// Runs until it is told to stop.
@@ -118,6 +124,10 @@ impl Control {
                 && let Some(received) = connection.receive()?
             {
                 self.message(session, &connection, received)?;
+                let pause = self.pause(Instant::now());
+                if !pause.is_zero() && self.wait(None, Some(pause))?.stop {
+                    return Ok(());
+                }
             }
             if looked.elapsed() >= LOOK {
                 looked = Instant::now();
@@ -127,6 +137,12 @@ impl Control {
                 }
             }
         }
+    }
+
+    /// How long the next message has to wait. It is kept over connections: a front end can come again.
+    fn pause(&mut self, now: Instant) -> Duration {
+        self.due = self.due.max(now) + MESSAGE;
+        self.due.saturating_duration_since(now + AHEAD)
     }
 
     /// Carries out one message and answers it.

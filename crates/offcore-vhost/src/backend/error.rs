@@ -60,6 +60,8 @@ pub enum ControlError {
     NotASocket { code: Code },
     /// {code}: region {guest:#x}+{size:#x} at file offset {mmap_offset:#x} is empty or wraps around
     Region { code: Code, guest: u64, size: u64, mmap_offset: u64 },
+    /// {code}: {found} MiB of guest memory, expected at most {most}: max_memory= of the port lets it have more
+    TooMuch { code: Code, found: u64, most: u64 },
     /// {code}: region {guest:#x}: {source}
     Mapping { code: Code, guest: u64, source: MemoryError },
     /// {code}: region {guest:#x}: its file is on file system {found:#x}; expected shared memory (a memfd, tmpfs),

@@ -1,6 +1,7 @@
 //! Guest memory as a front end describes it.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use offcore_mem::mapping::MemoryError;
 use offcore_mem::{GuestMemory, GuestRegion, Mapping};
@@ -20,33 +21,72 @@ const EXT4: i64 = 0xef53;
 const XFS: i64 = 0x5846_5342;
 const BTRFS: i64 = 0x9123_683e;
 
-/// Maps the regions of a memory table. The files are closed; the mappings stay as long as the table.
-pub(super) fn table(regions: Vec<(MemoryRegion, OwnedFd)>) -> Result<GuestMemory, ControlError> {
+/// Maps the regions of a memory table, of `most` bytes at most. The files are closed; the mappings stay as long as the table.
+pub(super) fn table(regions: Vec<(MemoryRegion, OwnedFd)>, most: u64) -> Result<GuestMemory, ControlError> {
     let code = Code::SET_MEM_TABLE;
-    let mapped: Result<Vec<_>, _> = regions.into_iter().map(|(region, fd)| map(code, &region, &fd)).collect();
+    let parts: Result<Vec<_>, _> = regions.iter().map(|(region, fd)| Part::of(code, region, fd)).collect();
+    let parts = parts?;
+    check(code, parts.iter().map(|part| part.len as u64), most)?;
+    let mapped: Result<Vec<_>, _> =
+        regions.iter().zip(parts).map(|((region, fd), part)| map(code, region, fd, &part)).collect();
     GuestMemory::new(mapped?).map_err(|source| ControlError::Table { code, source })
 }
 
-/// Maps one region, for the request `code`.
-pub(super) fn map(code: Code, region: &MemoryRegion, fd: &OwnedFd) -> Result<GuestRegion, ControlError> {
-    let &MemoryRegion { guest, size, user, mmap_offset } = region;
-    let page = page_size(code, guest, fd)?;
-    // A region need not begin or end at a page, least of all at a hugepage, but a mapping does.
-    let begin = mmap_offset - mmap_offset % page;
-    let range = || {
-        let end = mmap_offset.checked_add(size)?.checked_next_multiple_of(page)?;
-        // Only hugepages fill their file up to whole pages; of others the mapping ends where the region does.
-        let end = if page > rustix::param::page_size() as u64 { end } else { mmap_offset + size };
-        let len = usize::try_from(end - begin).ok()?;
-        (size > 0).then_some((len, usize::try_from(mmap_offset - begin).ok()?))
-    };
-    let (len, offset) = range().ok_or(ControlError::Region { code, guest, size, mmap_offset })?;
-    let mapping = Mapping::shared(fd.as_fd(), begin, len).map_err(|source| ControlError::Mapping {
-        code,
-        guest,
-        source,
-    })?;
-    GuestRegion::new(guest, user, size, mapping, offset)
+/// Maps one region beside `others`, for the request `code`: of all of them no more than `most` bytes.
+pub(super) fn region(
+    code: Code,
+    region: &MemoryRegion,
+    fd: &OwnedFd,
+    others: &[Arc<GuestRegion>],
+    most: u64,
+) -> Result<GuestRegion, ControlError> {
+    let part = Part::of(code, region, fd)?;
+    let mapped = others.iter().map(|other| other.mapping().len() as u64);
+    check(code, mapped.chain([part.len as u64]), most)?;
+    map(code, region, fd, &part)
+}
+
+/// Refuses more than `most` bytes of address space, which one front end could use up for all others.
+fn check(code: Code, lengths: impl Iterator<Item = u64>, most: u64) -> Result<(), ControlError> {
+    let found = lengths.fold(0, u64::saturating_add);
+    if found > most {
+        return Err(ControlError::TooMuch { code, found: found.div_ceil(1 << 20), most: most >> 20 });
+    }
+    Ok(())
+}
+
+/// What is mapped of a file for a region.
+struct Part {
+    /// Where it begins in the file, and its length.
+    begin: u64,
+    len: usize,
+    /// Where the region begins in it.
+    offset: usize,
+}
+
+impl Part {
+    fn of(code: Code, region: &MemoryRegion, fd: &OwnedFd) -> Result<Self, ControlError> {
+        let &MemoryRegion { guest, size, mmap_offset, .. } = region;
+        let page = page_size(code, guest, fd)?;
+        // A region need not begin or end at a page, least of all at a hugepage, but a mapping does.
+        let begin = mmap_offset - mmap_offset % page;
+        let part = || {
+            let end = mmap_offset.checked_add(size)?.checked_next_multiple_of(page)?;
+            // Only hugepages fill their file up to whole pages; of others the mapping ends where the region does.
+            let end = if page > rustix::param::page_size() as u64 { end } else { mmap_offset + size };
+            let len = usize::try_from(end - begin).ok()?;
+            let offset = usize::try_from(mmap_offset - begin).ok()?;
+            (size > 0).then_some(Self { begin, len, offset })
+        };
+        part().ok_or(ControlError::Region { code, guest, size, mmap_offset })
+    }
+}
+
+fn map(code: Code, region: &MemoryRegion, fd: &OwnedFd, part: &Part) -> Result<GuestRegion, ControlError> {
+    let &MemoryRegion { guest, size, user, .. } = region;
+    let mapping = Mapping::shared(fd.as_fd(), part.begin, part.len)
+        .map_err(|source| ControlError::Mapping { code, guest, source })?;
+    GuestRegion::new(guest, user, size, mapping, part.offset)
         .map_err(|source| ControlError::Table { code, source })
 }
 
@@ -69,12 +109,15 @@ mod tests {
 
     #[test]
     fn withholdable_memory_is_refused() {
-        let region = MemoryRegion { guest: 0, size: 4096, user: 0, mmap_offset: 0 };
+        let region = |fd| {
+            let region = MemoryRegion { guest: 0, size: 4096, user: 0, mmap_offset: 0 };
+            super::region(Code::ADD_MEM_REG, &region, &fd, &[], 4096)
+        };
         let (_mapping, fd) = Mapping::memfd("guest", 4096, offcore_mem::Hugepages::None).unwrap();
-        assert!(map(Code::ADD_MEM_REG, &region, &fd).is_ok());
+        assert!(region(fd).is_ok());
         // Any file that is in none of these file systems.
         let fd = OwnedFd::from(std::fs::File::open("/proc/self/status").unwrap());
-        let error = map(Code::ADD_MEM_REG, &region, &fd).unwrap_err();
+        let error = region(fd).unwrap_err();
         assert!(matches!(error, ControlError::FileSystem { guest: 0, found: 0x9fa0, .. }), "{error}");
     }
 }

@@ -4,7 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use rustix::fs::FileType;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -32,6 +34,15 @@ impl FromStr for Role {
     }
 }
 
+/// Owner, group and mode of a socket's file, by number; what is not said stays as this process makes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketAccess {
+    pub owner: Option<u32>,
+    pub group: Option<u32>,
+    /// Permissions, up to `0o777`. Who connects has to be allowed to write.
+    pub mode: Option<u32>,
+}
+
 /// Why a socket cannot be had.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum SocketError {
@@ -50,6 +61,7 @@ fn fail(path: &Path, what: &'static str) -> impl FnOnce(Errno) -> SocketError {
     move |source| {
         let what = match (what, source) {
             ("bind", Errno::NOENT) => "bind (its directory is to be made first)",
+            ("chown", Errno::PERM) => "chown (root only, but for groups of this process)",
             ("bind", Errno::ACCESS | Errno::PERM) => "bind (its directory has to be writable)",
             _ => what,
         };
@@ -77,6 +89,14 @@ pub(crate) fn connect(path: &Path) -> Result<OwnedFd, SocketError> {
     Ok(socket)
 }
 
+/// The user of the process that has made the other end of a socket, as this process's namespace has it.
+pub(crate) fn peer_user(socket: &OwnedFd) -> Result<u32, Errno> {
+    match getsockopt(socket, PeerCredentials) {
+        Ok(who) => Ok(who.uid()),
+        Err(error) => Err(Errno::from_raw_os_error(error as i32)),
+    }
+}
+
 /// A listening socket. It is removed from the file system when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Listener {
@@ -88,7 +108,7 @@ pub(crate) struct Listener {
 
 impl Listener {
     /// Listens at `path`. A socket that nobody listens on any more is replaced.
-    pub(crate) fn bind(path: &Path) -> Result<Self, SocketError> {
+    pub(crate) fn bind(path: &Path, access: SocketAccess) -> Result<Self, SocketError> {
         let address = address(path)?;
         let socket = new_socket(path)?;
         let bound = match rustix::net::bind(&socket, &address) {
@@ -100,8 +120,20 @@ impl Listener {
         };
         bound.map_err(fail(path, "bind"))?;
         let listener = Self { socket, path: path.to_owned(), file: file_of(path) };
+        // Before anybody can connect.
+        listener.grant(access)?;
         rustix::net::listen(&listener.socket, 16).map_err(fail(path, "listen"))?;
         Ok(listener)
+    }
+
+    fn grant(&self, SocketAccess { owner, group, mode }: SocketAccess) -> Result<(), SocketError> {
+        let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
+        if owner.is_some() || group.is_some() {
+            rustix::fs::chownat(CWD, &self.path, owner, group, AtFlags::SYMLINK_NOFOLLOW)
+                .map_err(fail(&self.path, "chown"))?;
+        }
+        mode.map_or(Ok(()), |mode| rustix::fs::chmod(&self.path, Mode::from_raw_mode(mode)))
+            .map_err(fail(&self.path, "chmod"))
     }
 
     /// The next peer; `None` when none is waiting.

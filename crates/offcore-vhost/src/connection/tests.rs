@@ -101,11 +101,34 @@ fn bad_header_ends_the_connection() {
     assert!(matches!(b.receive(), Err(ConnectionError::Message(MessageError::Version { .. }))));
 }
 
+const OPEN: SocketAccess = SocketAccess { owner: None, group: None, mode: None };
+
+#[test]
+fn socket_is_whose_it_is_said_to_be() {
+    use std::os::unix::fs::MetadataExt;
+    let path = path("whose");
+    let is_root = rustix::process::geteuid().is_root();
+    let (owner, group) = if is_root { (Some(54_321), Some(54_322)) } else { (None, None) };
+    let listener = Listener::bind(&path, SocketAccess { owner, group, mode: Some(0o640) }).unwrap();
+    let found = std::fs::metadata(&path).unwrap();
+    assert_eq!(found.mode() & 0o7777, 0o640);
+    assert!(!is_root || (found.uid(), found.gid()) == (54_321, 54_322));
+    let client = connect(&path);
+    assert_eq!(peer_user(&client.unwrap()), Ok(rustix::process::geteuid().as_raw()));
+    drop(listener);
+    assert!(!path.exists());
+    if !is_root {
+        let error = Listener::bind(&path, SocketAccess { owner: Some(0), ..OPEN }).unwrap_err();
+        assert!(error.to_string().contains("chown (root only"), "{error}");
+        assert!(!path.exists(), "nothing is left");
+    }
+}
+
 #[test]
 fn path_in_use_is_refused() {
     let path = path("in-use");
-    let listener = Listener::bind(&path).unwrap();
-    let second = Listener::bind(&path).unwrap_err();
+    let listener = Listener::bind(&path, OPEN).unwrap();
+    let second = Listener::bind(&path, OPEN).unwrap_err();
     assert!(matches!(second, SocketError::InUse { .. }));
     assert!(second.to_string().contains("a process is listening on it"), "{second}");
     drop(listener);
@@ -114,7 +137,7 @@ fn path_in_use_is_refused() {
     // A process that was killed leaves its socket behind.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());
-    let listener = Listener::bind(&path).unwrap();
+    let listener = Listener::bind(&path, OPEN).unwrap();
     assert!(listener.accept().unwrap().is_none());
     let _client = connect(&path).unwrap();
     assert!(listener.accept().unwrap().is_some());
@@ -132,11 +155,14 @@ fn path_in_use_is_refused() {
 fn other_paths_are_refused() {
     let path = path("file");
     std::fs::write(&path, "precious").unwrap();
-    assert!(matches!(Listener::bind(&path), Err(SocketError::NotASocket { .. })));
+    assert!(matches!(Listener::bind(&path, OPEN), Err(SocketError::NotASocket { .. })));
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     std::fs::remove_file(&path).unwrap();
     let long = PathBuf::from("/tmp").join("x".repeat(120));
-    assert!(matches!(Listener::bind(&long), Err(SocketError::TooLong { found: 125, .. })));
-    assert!(matches!(Listener::bind(&PathBuf::from("/nowhere/x.sock")), Err(SocketError::System { .. })));
+    assert!(matches!(Listener::bind(&long, OPEN), Err(SocketError::TooLong { found: 125, .. })));
+    assert!(matches!(
+        Listener::bind(&PathBuf::from("/nowhere/x.sock"), OPEN),
+        Err(SocketError::System { .. })
+    ));
     assert!(connect(&PathBuf::from("/nowhere/x.sock")).is_err());
 }

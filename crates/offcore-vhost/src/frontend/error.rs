@@ -20,6 +20,9 @@ pub enum FrontEndError {
     NoBackEnd { waited: Duration, source: SocketError },
     /// {path}: no back end connected within {waited:?}
     NobodyConnected { path: PathBuf, waited: Duration },
+    /// {path}: the other end is of user {found}, expected root or {own}: a back end can write to all packets; peer={found} of the
+    /// port lets it
+    Stranger { path: PathBuf, found: u32, own: u32 },
     /// {0}
     Connection(#[from] ConnectionError),
     /// reply of the back end: {0}

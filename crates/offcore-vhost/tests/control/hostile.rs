@@ -1,6 +1,7 @@
 //! Front ends that send what they should not. The back end says what is wrong, changes nothing, and serves the next.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use offcore_ring::device::DeviceQueue;
 use offcore_ring::with_queue;
@@ -278,7 +279,7 @@ fn memory_that_makes_no_sense_is_refused() {
     table(&[region(0, u64::MAX, 0, 4096)], "is empty or wraps around");
     table(&[region(0, len + 1, 0, 0)], "needs a longer file");
     table(&[region(0, len, 0, 4096)], "needs a longer file");
-    table(&[region(0, 1 << 62, 0, 0)], "needs a longer file");
+    table(&[region(0, 1 << 62, 0, 0)], "MiB of guest memory, expected at most");
     table(&[good, region(good.guest + len - 1, 4096, 0, 0)], "overlap");
     table(&[good, good], "overlap");
     // Files that are no memory.
@@ -325,6 +326,19 @@ fn memory_that_vanishes_ends_the_connection() {
     let error = backend.device().status().last_error.unwrap();
     assert!(matches!(*error, ControlError::Vanished));
     until("stopped", || backend.cells()[0].wanted().vring.is_none());
+    still_serves(&backend);
+}
+
+#[test]
+fn flood_of_messages_is_slowed_down() {
+    let (_dir, backend, _guest, mut peer) = negotiated();
+    let start = Instant::now();
+    for _ in 0..8200 {
+        peer.ask(Request::GetFeatures);
+    }
+    // 4096 at once, and 10,000 a second.
+    assert!(start.elapsed() >= Duration::from_millis(380), "{:?}", start.elapsed());
+    drop(peer);
     still_serves(&backend);
 }
 

@@ -74,6 +74,34 @@ fn virtqueues_start_and_stop() {
     assert_eq!(backend.device().status().refused, 0);
 }
 
+/// A back end gets the memory of all packets: whose process it is counts, not who may make the path.
+#[test]
+fn strangers_back_end_gets_nothing() {
+    const STRANGER: u32 = 54_321;
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIP: strangers_back_end_gets_nothing: needs root, to be somebody else");
+    }
+    let (dir, memory) = (Dir::new(), Memory::new());
+    let path = dir.file("vhost.sock");
+    std::fs::set_permissions(path.parent().unwrap(), std::os::unix::fs::PermissionsExt::from_mode(0o777))
+        .unwrap();
+    let listener = std::thread::spawn(move || {
+        // Of this thread alone, and only of what it does with files and sockets: threads of a process have credentials each.
+        let user = rustix::process::Uid::from_raw(STRANGER);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        std::os::unix::net::UnixListener::bind(path).unwrap()
+    });
+    let listener = listener.join().unwrap();
+    let config = FrontEndConfig { timeout: Duration::from_millis(200), ..config(&dir) };
+    let error = FrontEnd::connect(&config, &[memory.region()]).unwrap_err();
+    assert!(matches!(error, FrontEndError::Stranger { found: STRANGER, own: 0, .. }), "{error}");
+    assert!(error.to_string().contains("peer=54321"), "{error}");
+    let let_in = FrontEndConfig { peer: Some(STRANGER), ..config };
+    let error = FrontEnd::connect(&let_in, &[memory.region()]).unwrap_err();
+    assert!(!matches!(error, FrontEndError::Stranger { .. }), "it was asked, and has not answered: {error}");
+    drop(listener);
+}
+
 #[test]
 fn eight_queue_pairs_run() {
     eight_queue_pairs(0, "split");

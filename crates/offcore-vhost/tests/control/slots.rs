@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use offcore_mem::{Hugepages, Mapping, RegionCache};
 use offcore_vhost::backend::RingState;
 use offcore_vhost::message::{MemoryRegion, Request};
-use offcore_vhost::{FrontEnd, FrontEndConfig, MemoryFd};
+use offcore_vhost::{Backend, BackendConfig, FrontEnd, FrontEndConfig, MemoryFd};
 
 use crate::peer::*;
 
@@ -33,6 +33,38 @@ fn there_are_64_slots_and_no_65th() {
     // A table takes the place of all of them.
     assert_eq!(peer.ask(guest.table()), 0);
     assert_eq!(backend.device().status().regions, 1);
+}
+
+/// Files that have no pages need no memory, and could use up all addresses.
+#[test]
+fn no_more_is_mapped_than_a_port_may_have() {
+    let dir = Dir::new();
+    let config = BackendConfig { max_memory: 8 << 20, ..BackendConfig::new(dir.file("vhost.sock")) };
+    let backend = Backend::start(config, Box::new(())).unwrap();
+    let mut peer = Peer::negotiated(&dir.file("vhost.sock"));
+    let fd = rustix::fs::memfd_create("sparse", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, 1 << 40).unwrap();
+    let part = |i: u64, size| MemoryRegion { guest: i << 32, size, user: i << 32, mmap_offset: 0 };
+    let add = |i, size| Request::AddMemReg(part(i, size), fd.as_fd());
+    assert_eq!(peer.ask(add(0, 4 << 20)), 0);
+    assert_eq!(peer.ask(add(1, 3 << 20)), 0);
+    refused(&backend, &mut peer, add(2, 2 << 20), "9 MiB of guest memory, expected at most 8: max_memory=");
+    refused(&backend, &mut peer, add(2, 1 << 40), "1048583 MiB of guest memory, expected at most 8");
+    assert_eq!(peer.ask(add(1, 3 << 20)), 0, "another one in its place");
+    let table = |parts: &[(u64, u64)]| {
+        Request::SetMemTable(parts.iter().map(|&(i, size)| (part(i, size), fd.as_fd())).collect())
+    };
+    refused(
+        &backend,
+        &mut peer,
+        table(&[(0, 8 << 20), (1, 4096)]),
+        "9 MiB of guest memory, expected at most 8",
+    );
+    assert_eq!(peer.ask(table(&[(0, 8 << 20)])), 0);
+    assert_eq!(backend.device().status().regions, 1);
+    // Who says nothing gives no more than there is.
+    let default = BackendConfig::new("/").max_memory;
+    assert!((1 << 20..1 << 46).contains(&default), "{default}");
 }
 
 /// As QEMU does it: every region by itself, then the rings.

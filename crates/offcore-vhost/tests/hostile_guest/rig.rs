@@ -260,6 +260,10 @@ impl Rig {
 
     /// Fresh rings, one packet each way.
     fn reboot(&mut self) {
+        // A front end whose memory has vanished comes back with another one.
+        if self.arena.memory.vanished() {
+            self.arena = Arc::new(Arena::new());
+        }
         self.arena.clear();
         let Setup { size, .. } = self.setup;
         let mut rx = driver::Queue::new(self.arena.layout(RX, size), false);

@@ -12,8 +12,9 @@ use offcore_port::vhost::VhostPort;
 use offcore_port::virtio_user::VirtioUserPort;
 use offcore_port::{Port, PortError, address};
 use offcore_vhost::backend::BackendConfig;
-use offcore_vhost::connection::Role;
+use offcore_vhost::connection::{Role, SocketAccess};
 use offcore_vhost::features;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::switch::report::PortLine;
 
@@ -33,15 +34,45 @@ pub(crate) fn open(
     pool: &'static Pool,
     memory: Option<&DeviceMemory>,
 ) -> Result<(Vec<Box<dyn Port>>, Observed), PortError> {
+    raise_descriptors();
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let mut needed = OTHERS;
     let mut ports = Vec::with_capacity(specs.len());
     let mut generators = Vec::with_capacity(specs.len());
     for spec in specs {
+        needed += descriptors(spec);
+        if needed > limit {
+            let reason = format!(
+                "its front end may pass descriptors of which the ports up to it need {needed}, and this process may have \
+                 {limit}: raise the limit (ulimit -Hn), or use fewer queues"
+            );
+            return Err(PortError::Other { port: spec.to_string(), reason });
+        }
         let (port, generator) = open_one(spec, pool, memory)?;
         ports.push(port);
         generators.push(generator);
     }
     let link = |spec: &PortSpec| !matches!(spec, PortSpec::Gen(_) | PortSpec::Impair(_) | PortSpec::Pcap(_));
     Ok((ports, Observed { generators, links: specs.iter().map(link).collect() }))
+}
+
+/// Lets the process have as many descriptors as it may.
+pub(crate) fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    // Where that is refused, it stays as it is.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// Descriptors of everything but front ends' virtqueues, about.
+const OTHERS: u64 = 64;
+
+/// Descriptors that a front end may pass for a port: three of each virtqueue, and files of memory while they are mapped.
+fn descriptors(spec: &PortSpec) -> u64 {
+    match spec {
+        PortSpec::Vhost(spec) => u64::from(spec.queues) * 2 * 3 + 16,
+        PortSpec::Impair(spec) => descriptors(&spec.port),
+        _ => 0,
+    }
 }
 
 fn open_one(
@@ -91,7 +122,11 @@ fn dpdk(spec: &DpdkSpec, _: &'static Pool, _: Option<&DeviceMemory>) -> Result<B
 fn backend(spec: &VhostSpec) -> BackendConfig {
     let mut config = BackendConfig::new(&spec.path);
     config.role = if spec.client { Role::Client } else { Role::Server };
+    config.access = SocketAccess { owner: spec.owner, group: spec.group, mode: spec.mode };
     config.queue_pairs = spec.queues;
+    if let Some(mib) = spec.max_memory {
+        config.max_memory = u64::from(mib) << 20;
+    }
     for (offered, bits) in [
         (spec.packed, features::VIRTIO_F_RING_PACKED),
         (spec.in_order, features::VIRTIO_F_IN_ORDER),

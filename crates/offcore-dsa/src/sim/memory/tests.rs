@@ -166,14 +166,14 @@ fn guarded_mapping_faults_for_the_device() {
     let fd = rustix::fs::memfd_create("guarded", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, 2 * PAGE as u64).unwrap();
     let mapping = offcore_mem::Mapping::shared(std::os::fd::AsFd::as_fd(&fd), 0, 2 * PAGE).unwrap();
-    let guard = offcore_mem::sigbus::guard(mapping.base(), mapping.len(), mapping.page_size()).unwrap();
+    let mapping = offcore_mem::sigbus::Guarded::new(mapping);
     rustix::fs::ftruncate(&fd, 0).unwrap();
     let (base, mut private) = (mapping.base().as_ptr() as u64, [7_u8; 64]);
     // SAFETY: the mapping is ours.
     let outcome = unsafe { read(base, &mut private) };
     assert_eq!(outcome, Err(Fault { done: 0, address: base, write: false }));
-    assert!(private == [7; 64] && !guard.tripped());
+    assert!(private == [7; 64] && !mapping.has_vanished());
     // SAFETY: the address is inside the mapping, whose faults the guard catches.
     assert_eq!(unsafe { mapping.base().as_ptr().read_volatile() }, 0);
-    assert!(guard.tripped());
+    assert!(mapping.has_vanished());
 }

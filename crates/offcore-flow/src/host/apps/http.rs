@@ -24,7 +24,7 @@ use std::path::Path;
 
 use offcore_port::Context;
 use offcore_tcp::proto::{AppId, CallError, ConnId, Event};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, getrlimit};
 
 use self::files::Root;
 use self::session::{HEAD_LIMIT, Next, Session};
@@ -148,13 +148,6 @@ impl FileServer {
             self.proceed(conn, next, calls);
         }
     }
-}
-
-/// Lets the process have as many descriptors as it may: files that are sent take some.
-pub fn raise_descriptors() {
-    let limit = getrlimit(Resource::Nofile);
-    // Where that is refused, files are opened more often.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 impl App for FileServer {

@@ -19,7 +19,7 @@ impl Session {
         &mut self,
         regions: Vec<(MemoryRegion, OwnedFd)>,
     ) -> Result<(), ControlError> {
-        let memory = Arc::new(memory::table(regions)?);
+        let memory = Arc::new(memory::table(regions, self.max_memory)?);
         let features = self.features.unwrap_or(0);
         for ring in self.rings.iter().filter(|ring| ring.running) {
             ring.layout(&memory, features)?;
@@ -36,7 +36,8 @@ impl Session {
         if regions.len() >= MAX_SLOTS {
             return Err(ControlError::Slots { guest: region.guest });
         }
-        regions.push(Arc::new(memory::map(code, region, fd)?));
+        let added = memory::region(code, region, fd, &regions, self.max_memory)?;
+        regions.push(Arc::new(added));
         let memory = GuestMemory::sharing(regions).map_err(|source| ControlError::Table { code, source })?;
         self.exchange(Some(Arc::new(memory)), true)
     }
