@@ -77,7 +77,8 @@ fn chunks_arrive_whoever_copies() {
         let more = if copies.is_empty() { vec![] } else { [copies, &engine].concat() };
         let summary = stream(&netns, &more, false);
         let chunks = summary["chunks"].as_u64().unwrap();
-        assert!(chunks >= (ENOUGH / CHUNK) as u64 - 1, "{copies:?}: {summary}");
+        // At its end the acknowledgements of all that is in the buffers may be on their way.
+        assert!(chunks >= (ENOUGH / CHUNK - BUFFERS) as u64, "{copies:?}: {summary}");
         assert!(summary["p99_us"].as_f64() >= summary["p50_us"].as_f64(), "{summary}");
         assert!(summary["wrong"].is_null(), "nothing was compared: {summary}");
     }
