@@ -173,6 +173,7 @@ impl Looped {
                 features: VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF,
                 call: None,
                 kick: None,
+                log: None,
                 enabled: true,
             };
             cell.publish(|wanted| {

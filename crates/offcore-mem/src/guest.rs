@@ -186,6 +186,14 @@ impl GuestMemory {
         })
     }
 
+    /// The guest address of a host address, when that is in one of the regions.
+    pub fn guest_address(&self, host: NonNull<u8>) -> Option<u64> {
+        self.regions.iter().find_map(|region| {
+            let offset = (host.as_ptr() as usize).checked_sub(region.host.as_ptr() as usize)? as u64;
+            (offset < region.len).then_some(region.guest + offset)
+        })
+    }
+
     /// Notes that `copies` more copies into or out of this memory are in flight. Once a burst, not once a copy.
     #[inline(always)]
     pub fn acquire(&self, copies: usize) {
@@ -255,6 +263,16 @@ mod tests {
         assert!(table.translate_user(0x7010_0000, 0x8001).is_none());
         assert!(table.translate_user(u64::MAX, 2).is_none());
         assert!(table.translate_user(0, 1).is_none());
+    }
+
+    #[test]
+    fn host_addresses_have_guest_addresses() {
+        let (table, mut cache) = (table(), RegionCache::empty());
+        for guest in [0, 1, 0x3fff, 0x10_0000, 0x10_7fff] {
+            let host = table.translate(guest, 1, &mut cache).unwrap();
+            assert_eq!(table.guest_address(host), Some(guest));
+        }
+        assert_eq!(table.guest_address(NonNull::dangling()), None);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Where a virtqueue of either format is.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use offcore_mem::GuestMemory;
@@ -31,6 +32,14 @@ impl Layout {
             packed::Layout::in_memory(memory, parts, size).map(Self::Packed)
         } else {
             split::Layout::in_memory(memory, parts, size).map(Self::Split)
+        }
+    }
+
+    /// What the device writes: first byte and length of the device area, and of the descriptor ring of a packed queue.
+    pub fn written(&self) -> [(NonNull<u8>, usize); 2] {
+        match self {
+            Self::Split(layout) => layout.written(),
+            Self::Packed(layout) => layout.written(),
         }
     }
 

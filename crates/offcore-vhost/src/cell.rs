@@ -15,6 +15,8 @@ use offcore_ring::{Layout, RingError};
 use offcore_stats::Counter;
 use rustix::fd::OwnedFd;
 
+use crate::dirty::RingLog;
+
 /// A virtqueue as the front end has set it up. Immutable: a change makes a new one.
 #[derive(Clone, Debug)]
 pub struct VringConfig {
@@ -32,6 +34,8 @@ pub struct VringConfig {
     pub call: Option<Arc<OwnedFd>>,
     /// Eventfd by which the driver kicks; `None` when it does not.
     pub kick: Option<Arc<OwnedFd>>,
+    /// Where what is written is logged; `None` when it is not.
+    pub log: Option<RingLog>,
     /// Whether the front end has enabled the queue. A disabled queue that was started is drained and discarded when it
     /// is a guest's TX queue.
     pub enabled: bool,

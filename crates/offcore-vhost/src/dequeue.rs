@@ -21,7 +21,8 @@ use offcore_wire::ethernet;
 
 use crate::cell::{VringCell, VringConfig};
 use crate::features::NET_HEADER;
-use crate::vring::{Active, Call, InFlight, MAX_PIECES, Taken, Vring, burst_limit};
+use crate::pieces::MAX_PIECES;
+use crate::vring::{Active, Call, InFlight, Taken, Vring, burst_limit};
 use gather::{Gather, Gathered, start_of};
 use headers::{check_copies, check_headers};
 

@@ -16,9 +16,10 @@ use offcore_stats::Stage;
 use offcore_wire::virtio_net::{NetHeader, Offloads};
 
 use crate::cell::{VringCell, VringConfig};
+use crate::dirty::Logging;
 use crate::features::NET_HEADER;
-use crate::pieces::{self, Piece, pieces_of};
-use crate::vring::{Active, Call, Chains, InFlight, MAX_PIECES, Out, Taken, Vring, burst_limit};
+use crate::pieces::{self, MAX_PIECES, Piece, pieces_of};
+use crate::vring::{Active, Call, Chains, InFlight, Out, Taken, Vring, burst_limit};
 
 /// What became of a burst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -142,6 +143,7 @@ impl Enqueue {
                 }
             }
         });
+        active.complete(packets);
         active.publish();
         let left = ready.retire(packets);
         active.release(cell, packets, left);
@@ -183,7 +185,7 @@ impl Call<'_, Submitted> {
         if wanted == 0 {
             return Some(Stop::Full);
         }
-        let Active { queue, config, mergeable, offloads } = &mut **active;
+        let Active { queue, config, mergeable, offloads, logging } = &mut **active;
         let pool = cache.pool();
         let (taken, stop) = with_queue!(queue, queue => {
             let mut gather = Gather {
@@ -194,6 +196,7 @@ impl Call<'_, Submitted> {
                 pool,
                 batch: &mut batch,
                 chains,
+                logging: logging.as_deref_mut(),
                 ahead: 0,
                 known: 0,
             };
@@ -215,6 +218,7 @@ impl Call<'_, Submitted> {
         // `acquire` until the packet is published, or by `active` when the copies are complete at the end of this call.
         unsafe { batch.submit(clock) };
         if IMMEDIATE {
+            active.complete(taken);
             active.publish();
             cache.free_front(burst, taken);
             clock.lap(Stage::Publish);
@@ -232,6 +236,7 @@ struct Gather<'a, 'b, Q, const IMMEDIATE: bool> {
     pool: &'static Pool,
     batch: &'a mut Batch<'b, InFlight, IMMEDIATE>,
     chains: &'a mut Chains,
+    logging: Option<&'a mut Logging>,
     /// Entries taken.
     ahead: u16,
     /// Entries that are known to be available.
@@ -266,8 +271,9 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
     /// Adds packets that each fit one chain of one buffer, nearly all, until one comes that does not; their number.
     #[inline(always)]
     fn singles(&mut self, packets: &mut [Packet], submitted: &mut Submitted) -> usize {
-        let Self { queue, config, batch, chains, ahead, offloads, .. } = self;
-        let most = packets.len().min(batch.room());
+        let Self { queue, config, batch, chains, logging, ahead, offloads, .. } = self;
+        // Where they go to is not noted: packets whose pages are logged are taken one by one.
+        let most = if logging.is_some() { 0 } else { packets.len().min(batch.room()) };
         let wanted = Wanted { direction: Direction::Writable, least: NET_HEADER as u32, most: u32::MAX };
         let singles = queue.singles(*ahead, most as u16, &config.memory, wanted);
         let mut list = batch.singles();
@@ -371,6 +377,9 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
         }
         if from.len() + to.len() - 1 > self.batch.room() {
             return Err(Stop::ListFull);
+        }
+        if let Some(logging) = &mut self.logging {
+            logging.note(&self.config.memory, &to);
         }
         write_header(packet, taken.len() as u16);
         let token = self.batch.token();

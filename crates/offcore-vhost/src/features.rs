@@ -26,6 +26,8 @@ pub const VIRTIO_NET_F_MRG_RXBUF: u64 = 1 << 15;
 pub const VIRTIO_NET_F_STATUS: u64 = 1 << 16;
 /// Control virtqueue (VIRTIO_NET_F_CTRL_VQ), which a front end with several queue pairs serves itself.
 pub const VIRTIO_NET_F_CTRL_VQ: u64 = 1 << 17;
+/// The driver announces its address when it is asked to, after a migration (VIRTIO_NET_F_GUEST_ANNOUNCE). The front end asks.
+pub const VIRTIO_NET_F_GUEST_ANNOUNCE: u64 = 1 << 21;
 /// Several queue pairs (VIRTIO_NET_F_MQ).
 pub const VIRTIO_NET_F_MQ: u64 = 1 << 22;
 /// Dirty pages are logged (VHOST_F_LOG_ALL).
@@ -57,6 +59,8 @@ pub const OFFERED: u64 = VIRTIO_NET_F_CSUM
     | VIRTIO_NET_F_STATUS
     | VIRTIO_NET_F_MQ
     | VIRTIO_NET_F_CTRL_VQ
+    | VIRTIO_NET_F_GUEST_ANNOUNCE
+    | VHOST_F_LOG_ALL
     | VIRTIO_F_INDIRECT_DESC
     | VIRTIO_F_EVENT_IDX
     | VHOST_USER_F_PROTOCOL_FEATURES
@@ -78,6 +82,8 @@ pub const NET_HEADER: usize = offcore_wire::virtio_net::HEADER_LEN;
 
 /// Protocol feature: several queues (VHOST_USER_PROTOCOL_F_MQ).
 pub const VHOST_USER_PROTOCOL_F_MQ: u64 = 1 << 0;
+/// Protocol feature: the log of dirty pages is shared memory (VHOST_USER_PROTOCOL_F_LOG_SHMFD).
+pub const VHOST_USER_PROTOCOL_F_LOG_SHMFD: u64 = 1 << 1;
 /// Protocol feature: every request can be acknowledged (VHOST_USER_PROTOCOL_F_REPLY_ACK).
 pub const VHOST_USER_PROTOCOL_F_REPLY_ACK: u64 = 1 << 3;
 /// Protocol feature: the front end tells the MTU (VHOST_USER_PROTOCOL_F_NET_MTU).
@@ -93,6 +99,7 @@ pub const VHOST_USER_PROTOCOL_F_STATUS: u64 = 1 << 16;
 
 /// The protocol features that the back end offers.
 pub const PROTOCOL_OFFERED: u64 = VHOST_USER_PROTOCOL_F_MQ
+    | VHOST_USER_PROTOCOL_F_LOG_SHMFD
     | VHOST_USER_PROTOCOL_F_REPLY_ACK
     | VHOST_USER_PROTOCOL_F_NET_MTU
     | VHOST_USER_PROTOCOL_F_BACKEND_REQ

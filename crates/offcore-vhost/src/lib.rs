@@ -9,6 +9,7 @@ pub mod backend;
 pub mod cell;
 pub mod connection;
 pub mod dequeue;
+pub mod dirty;
 pub mod enqueue;
 pub mod eventfd;
 pub mod features;

@@ -37,6 +37,9 @@ const FD_INDEX: u64 = 0xff;
 /// Bit of that payload that says: no file descriptor, poll.
 const FD_NONE: u64 = 1 << 8;
 
+/// Flag of [`VringAddr`]: writes to the used ring are logged.
+pub const VHOST_VRING_F_LOG: u32 = 1;
+
 /// What every message begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -95,6 +98,14 @@ pub struct MemoryRegion {
     pub mmap_offset: u64,
 }
 
+/// Where the log of dirty pages is in its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogArea {
+    /// Length in bytes: a bit for each page of 4 KiB, from guest physical address 0 on.
+    pub size: u64,
+    pub offset: u64,
+}
+
 /// A number about one virtqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VringState {
@@ -107,7 +118,7 @@ pub struct VringState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VringAddr {
     pub index: u32,
-    /// Bit 0: log writes to the used ring (VHOST_VRING_F_LOG).
+    /// [`VHOST_VRING_F_LOG`], or 0.
     pub flags: u32,
     /// Front-end address of the descriptor table.
     pub desc: u64,
@@ -115,7 +126,7 @@ pub struct VringAddr {
     pub used: u64,
     /// Front-end address of the available ring.
     pub avail: u64,
-    /// Guest address under which the used ring is logged.
+    /// Guest address under which the used ring is logged, if `flags` says so.
     pub log: u64,
 }
 
@@ -140,6 +151,8 @@ pub enum Request<F> {
     ResetOwner,
     /// The guest's memory: regions, each with the file that holds it.
     SetMemTable(Vec<(MemoryRegion, F)>),
+    /// The log of dirty pages, and its file.
+    SetLogBase(LogArea, F),
     /// Size of a virtqueue.
     SetVringNum(VringState),
     /// Addresses of a virtqueue's parts.
@@ -190,6 +203,7 @@ impl<F> Request<F> {
             Self::SetOwner => Code::SET_OWNER,
             Self::ResetOwner => Code::RESET_OWNER,
             Self::SetMemTable(_) => Code::SET_MEM_TABLE,
+            Self::SetLogBase(..) => Code::SET_LOG_BASE,
             Self::SetVringNum(_) => Code::SET_VRING_NUM,
             Self::SetVringAddr(_) => Code::SET_VRING_ADDR,
             Self::SetVringBase(_) => Code::SET_VRING_BASE,
@@ -229,6 +243,7 @@ impl<F> Request<F> {
             Code::SET_OWNER => body.nothing(Self::SetOwner)?,
             Code::RESET_OWNER => body.nothing(Self::ResetOwner)?,
             Code::SET_MEM_TABLE => Self::SetMemTable(body.regions()?),
+            Code::SET_LOG_BASE => body.log().map(|(log, fd)| Self::SetLogBase(log, fd))?,
             Code::SET_VRING_NUM => Self::SetVringNum(body.state()?),
             Code::SET_VRING_ADDR => Self::SetVringAddr(body.addr()?),
             Code::SET_VRING_BASE => Self::SetVringBase(body.state()?),
@@ -269,6 +284,9 @@ impl<F> Request<F> {
             | Self::NetSetMtu(value)
             | Self::SetStatus(value) => (value.to_ne_bytes().to_vec(), Vec::new()),
             Self::SetBackendReqFd(fd) => (Vec::new(), vec![fd]),
+            Self::SetLogBase(log, fd) => {
+                ([log.size.to_ne_bytes(), log.offset.to_ne_bytes()].concat(), vec![fd])
+            }
             Self::AddMemReg(region, fd) => (encode_region(&region), vec![fd]),
             Self::RemMemReg(region, fd) => (encode_region(&region), fd.into_iter().collect()),
             Self::SetVringNum(state)

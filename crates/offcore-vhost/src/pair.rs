@@ -9,7 +9,7 @@
 //!
 //! A packet that this cannot carry, because it needs work on its payload (a checksum, segments) or has a form that is
 //! too odd, goes the ordinary way through a packet buffer; and so do all while the receiver has no buffers, so that a
-//! sender does not wait for it, and for a while after copies were late. The way changes only when nothing is in flight
+//! sender does not wait for it, while the receiver migrates, and for a while after copies were late. The way changes only when nothing is in flight
 //! on the other one, which keeps the order of packets and of both rings.
 
 mod gather;
@@ -144,6 +144,7 @@ impl Pair {
             && from.is_enabled()
             && to.is_enabled()
             && !self.next_is_ordinary
+            && !to.is_logged()
             && !self.rests()
             && self.is_up_to_date(mover, from, to)
     }

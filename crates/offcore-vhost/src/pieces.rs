@@ -6,7 +6,9 @@ use offcore_dma::channel::Token;
 use offcore_mem::{Packet, Pool};
 
 use crate::features::NET_HEADER;
-use crate::vring::MAX_PIECES;
+
+/// Copies that one packet may need: a chain of more pieces breaks its queue.
+pub(crate) const MAX_PIECES: usize = 64;
 
 /// A piece of memory: its first byte and its length.
 #[derive(Clone, Copy, Debug)]

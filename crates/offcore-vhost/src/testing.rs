@@ -89,6 +89,7 @@ impl Guest {
             features: if self.packed() { features | VIRTIO_F_RING_PACKED } else { features },
             call: None,
             kick: None,
+            log: None,
             enabled: true,
         }
     }

@@ -15,11 +15,9 @@ use offcore_stats::StageClock;
 use offcore_wire::virtio_net::Offloads;
 
 use crate::cell::{Report, VringCell, VringConfig, Wanted};
+use crate::dirty::Logging;
 use crate::eventfd;
 use crate::features::{self, VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_NET_F_MRG_RXBUF};
-
-/// Copies that one packet may need: a chain of more pieces breaks its queue.
-pub(crate) const MAX_PIECES: usize = 64;
 
 /// What a worker that wants to sleep has to wait for.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +44,8 @@ pub(crate) struct Active {
     pub(crate) mergeable: bool,
     /// What packets of this direction may ask for.
     pub(crate) offloads: Offloads,
+    /// What is written is marked, for a guest that migrates.
+    pub(crate) logging: Option<Box<Logging>>,
 }
 
 impl Active {
@@ -61,12 +61,33 @@ impl Active {
         )?;
         // A worker polls: it needs no kicks.
         queue.set_notification(false);
-        Ok(Self {
+        let mut active = Self {
             queue,
             mergeable: has(VIRTIO_NET_F_MRG_RXBUF),
             offloads: offloads(config.features),
+            logging: None,
             config,
-        })
+        };
+        active.log();
+        Ok(active)
+    }
+
+    /// Has another configuration of the same start. Nothing is in flight.
+    fn adjust(&mut self, config: Arc<VringConfig>) {
+        self.config = config;
+        self.log();
+    }
+
+    /// Logs as the configuration says, and that the ring was written.
+    fn log(&mut self) {
+        self.logging = self.config.log.clone().map(|log| Box::new(Logging::new(log)));
+        self.mark_ring();
+    }
+
+    fn mark_ring(&self) {
+        if let Some(logging) = &self.logging {
+            logging.mark_ring();
+        }
     }
 
     /// Asks the driver to kick when there is something new, and then looks whether there is.
@@ -75,6 +96,7 @@ impl Active {
             queue.set_notification(true);
             queue.look(1)
         });
+        self.mark_ring();
         match (available, &self.config.kick) {
             (Ok(0), Some(kick)) => Arm::Event(kick.as_fd()),
             (Ok(0), None) => Arm::Poll,
@@ -86,6 +108,7 @@ impl Active {
     /// Asks the driver for no kicks, and forgets those that have come.
     pub(crate) fn disarm(&mut self) {
         self.queue.set_notification(false);
+        self.mark_ring();
         if let Some(kick) = &self.config.kick {
             eventfd::empty(kick);
         }
@@ -105,10 +128,21 @@ impl Active {
         cell.set_in_flight(in_flight as u64);
     }
 
+    /// Marks what the oldest `packets` in flight have written, if it is logged: their copies are complete.
+    #[inline(always)]
+    pub(crate) fn complete(&mut self, packets: usize) {
+        if let Some(logging) = &mut self.logging {
+            logging.complete(packets);
+        }
+    }
+
     /// Makes the used elements written so far visible, and tells the driver if it wants to be told.
     #[inline(always)]
     pub(crate) fn publish(&mut self) {
         self.queue.publish();
+        if let Some(logging) = &self.logging {
+            logging.mark_ring();
+        }
         if self.queue.needs_notification() {
             self.notify();
         }
@@ -278,7 +312,7 @@ impl Vring {
         }
         let same = match (&mut self.active, &wanted.vring) {
             (Some(active), Some(vring)) if active.config.start == vring.start => {
-                active.config = Arc::clone(vring);
+                active.adjust(Arc::clone(vring));
                 true
             }
             _ => false,
@@ -357,6 +391,12 @@ impl Vring {
             None => self.active.as_ref().map(|active| &active.config),
         };
         config.is_some_and(|config| config.enabled)
+    }
+
+    /// Whether what is written to the guest is logged.
+    #[inline(always)]
+    pub(crate) fn is_logged(&self) -> bool {
+        self.active.as_ref().is_some_and(|active| active.logging.is_some())
     }
 
     /// Notes `packets` of a pair in this queue's buffers: they hold the memory.

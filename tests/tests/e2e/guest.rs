@@ -1,6 +1,7 @@
 //! A QEMU guest on a vhost port, switched to a TAP interface whose other end is the kernel of a network namespace.
 
 mod idle;
+mod migration;
 mod offloads;
 mod pair;
 mod tcp;

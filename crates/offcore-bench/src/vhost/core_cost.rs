@@ -48,6 +48,7 @@ fn vring(bed: &Testbed, side: &GuestSide, slot: usize, queue: u16) -> Result<Vri
         features: VIRTIO_F_VERSION_1 | asked,
         call: None,
         kick: None,
+        log: None,
         enabled: true,
     })
 }

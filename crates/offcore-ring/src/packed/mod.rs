@@ -292,6 +292,11 @@ impl Layout {
         Ok(Self { _memory: Some(Arc::clone(memory)), ..layout })
     }
 
+    /// See [`crate::Layout::written`]: the device event structure, and the descriptor ring.
+    pub(crate) fn written(&self) -> [(NonNull<u8>, usize); 2] {
+        [(self.device_event, EVENT_LEN), (self.ring, ring_len(self.size))]
+    }
+
     /// Queue size.
     #[inline(always)]
     pub fn size(&self) -> u16 {

@@ -128,6 +128,11 @@ impl Layout {
         self.size
     }
 
+    /// See [`crate::Layout::written`]: the used ring, and nothing.
+    pub(crate) fn written(&self) -> [(NonNull<u8>, usize); 2] {
+        [(self.used, used_len(self.size)), (self.used, 0)]
+    }
+
     /// The used index as it is in the ring now: how many chains, modulo 65536, have been returned since the driver made
     /// the ring. Whoever shares the memory can write it.
     pub fn used_index(&self) -> u16 {

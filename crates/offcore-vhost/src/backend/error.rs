@@ -41,7 +41,7 @@ pub enum ControlError {
     PackedBase { queue: u16, found: u32, size: u16 },
     /// SET_VRING_ENABLE: virtqueue {queue}, state {found}, expected 0 or 1
     Enable { queue: u16, found: u32 },
-    /// SET_VRING_ADDR: virtqueue {queue}, flags {found:#x}: logging was not offered, expected 0
+    /// SET_VRING_ADDR: virtqueue {queue}, flags {found:#x}, expected 0 or 1 (the used ring is logged)
     AddrFlags { queue: u16, found: u32 },
     /// {code}: virtqueue {queue} is running; stop it by GET_VRING_BASE first
     Running { code: Code, queue: u16 },
@@ -75,9 +75,13 @@ pub enum ControlError {
     /// REM_MEM_REG: no region is {guest:#x}+{size:#x} at front-end address {user:#x}; all three must be as they were
     /// added
     NoRegion { guest: u64, size: u64, user: u64 },
+    /// {code}: what is written shall be logged (VHOST_F_LOG_ALL), but there is no log; send SET_LOG_BASE first
+    NoLog { code: Code },
+    /// {code}: the log of dirty pages ends at guest address {log_end:#x}, expected at least {expected:#x}
+    LogTooShort { code: Code, log_end: u64, expected: u64 },
     /// {0}
     Unanswered(#[from] Unanswered),
-    /// guest memory has vanished: a file of the memory table was truncated while the device used it
+    /// guest memory has vanished: a file of the memory table, or of the log, was truncated while the device used it
     Vanished,
     /// virtqueue {queue} is broken until the guest resets it: {source}
     Broken { queue: u16, source: RingError },

@@ -9,6 +9,7 @@ use rustix::fs::OFlags;
 
 use super::{ControlError, RingState, VringStatus};
 use crate::cell::VringConfig;
+use crate::dirty::{DirtyLog, RingLog};
 use crate::features::{VHOST_USER_F_PROTOCOL_FEATURES, effective, is_packed};
 use crate::message::Code;
 
@@ -19,6 +20,8 @@ pub(super) struct Addresses {
     pub(super) desc: u64,
     pub(super) avail: u64,
     pub(super) used: u64,
+    /// Guest address under which the used ring is logged, when it is not its own.
+    pub(super) log: Option<u64>,
 }
 
 /// A virtqueue's set-up. It can start when all of it is there: see [`Ring::is_complete`].
@@ -109,6 +112,11 @@ impl Ring {
         Ok(())
     }
 
+    /// What is marked in the log when the ring is written.
+    pub(super) fn log(&self, memory: &GuestMemory, layout: &Layout, log: &Arc<DirtyLog>) -> RingLog {
+        RingLog::new(log, memory, layout, self.addresses.and_then(|addresses| addresses.log))
+    }
+
     /// What the worker gets; `None` when something is missing.
     ///
     /// # Errors
@@ -117,6 +125,7 @@ impl Ring {
         &self,
         memory: &Arc<GuestMemory>,
         features: u64,
+        log: Option<&Arc<DirtyLog>>,
     ) -> Result<Option<VringConfig>, ControlError> {
         let (Some(layout), Some(base)) = (self.layout(memory, features)?, self.base) else { return Ok(None) };
         self.check_base(features)?;
@@ -128,6 +137,7 @@ impl Ring {
             _ => base,
         };
         Ok(Some(VringConfig {
+            log: log.map(|log| self.log(memory, &layout, log)),
             memory: Arc::clone(memory),
             layout,
             start: VringConfig::next_start(),

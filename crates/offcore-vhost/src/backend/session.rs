@@ -4,6 +4,7 @@
 //! where it was: only then is its position known. Its descriptors are changed under way. A virtqueue starts as soon as
 //! all of its parts are there, in whatever order they came.
 
+mod log;
 mod memory;
 mod rings;
 
@@ -16,11 +17,12 @@ use rustix::fs::FileType;
 use super::device::{Device, DeviceEvents};
 use super::ring::Ring;
 use super::{BackendConfig, ControlError, MAX_SLOTS, MIN_MTU};
+use crate::dirty::DirtyLog;
 use crate::eventfd;
 use crate::features::{
-    PROTOCOL_OFFERED, STATUS_FEATURES_OK, VHOST_USER_PROTOCOL_F_BACKEND_REQ, VHOST_USER_PROTOCOL_F_NET_MTU,
-    VHOST_USER_PROTOCOL_F_REPLY_ACK, VHOST_USER_PROTOCOL_F_RESET_DEVICE, VHOST_USER_PROTOCOL_F_STATUS,
-    VIRTIO_F_VERSION_1,
+    PROTOCOL_OFFERED, STATUS_FEATURES_OK, VHOST_F_LOG_ALL, VHOST_USER_PROTOCOL_F_BACKEND_REQ,
+    VHOST_USER_PROTOCOL_F_NET_MTU, VHOST_USER_PROTOCOL_F_REPLY_ACK, VHOST_USER_PROTOCOL_F_RESET_DEVICE,
+    VHOST_USER_PROTOCOL_F_STATUS, VIRTIO_F_VERSION_1,
 };
 use crate::message::{Code, Reply, Request};
 
@@ -38,6 +40,8 @@ pub(super) struct Session {
     /// A socket for requests of ours. We have none to make; what we hold tells the front end that we listen.
     back_channel: Option<OwnedFd>,
     memory: Option<Arc<GuestMemory>>,
+    /// Where what is written is logged, while the features say that it is.
+    log: Option<Arc<DirtyLog>>,
     rings: Vec<Ring>,
     /// Whether the application has been told of the device.
     created: bool,
@@ -60,6 +64,7 @@ impl Session {
             mtu: None,
             back_channel: None,
             memory: None,
+            log: None,
             rings,
             created: false,
             announced,
@@ -84,6 +89,11 @@ impl Session {
             Request::GetMaxMemSlots => return Ok(Some(Reply::Value(MAX_SLOTS as u64))),
             Request::GetStatus => return Ok(Some(Reply::Value(self.status.into()))),
             Request::GetVringBase(state) => return self.get_vring_base(state).map(Some),
+            Request::SetLogBase(area, fd) => {
+                self.set_log_base(area, &fd)?;
+                self.start_rings()?;
+                return Ok(Some(Reply::Value(0)));
+            }
             Request::SetOwner | Request::ResetOwner => {}
             Request::SetFeatures(features) => self.set_features(features)?,
             Request::SetProtocolFeatures(features) => self.set_protocol_features(features)?,
@@ -108,11 +118,14 @@ impl Session {
     }
 
     fn set_features(&mut self, found: u64) -> Result<(), ControlError> {
-        if let Some((ring, present)) = self.rings.iter().find(|ring| ring.running).zip(self.features)
-            && present != found
+        let before = self.features;
+        // Logging begins and ends under way.
+        if let Some((ring, present)) = self.rings.iter().find(|ring| ring.running).zip(before)
+            && (present ^ found) & !VHOST_F_LOG_ALL != 0
         {
             return Err(ControlError::RunningFeatures { queue: ring.queue, found, present });
         }
+        self.check_log(Code::SET_FEATURES, found, self.log.as_deref(), self.memory.as_ref())?;
         // What was negotiated before is no longer what the driver means.
         self.features = None;
         let status = self.status;
@@ -122,7 +135,7 @@ impl Session {
         }
         offered(Code::SET_FEATURES, found, self.offered)?;
         (self.features, self.status) = (Some(found), status);
-        Ok(())
+        if before == Some(found) { Ok(()) } else { self.adjust_all() }
     }
 
     fn set_protocol_features(&mut self, found: u64) -> Result<(), ControlError> {
@@ -189,7 +202,8 @@ impl Session {
     /// Looks at what no message tells: memory that vanished, which ends the connection, and virtqueues that broke, which
     /// are returned.
     pub(super) fn look(&mut self) -> Result<Vec<ControlError>, ControlError> {
-        if self.memory.as_ref().is_some_and(|memory| memory.vanished()) {
+        let log_vanished = self.log.as_ref().is_some_and(|log| log.has_vanished());
+        if log_vanished || self.memory.as_ref().is_some_and(|memory| memory.vanished()) {
             return Err(ControlError::Vanished);
         }
         let mut broken = Vec::new();
@@ -243,7 +257,7 @@ impl Session {
     pub(super) fn tear_down(&mut self) -> Result<(), ControlError> {
         let stopped = self.stop(|_| true);
         self.rings.iter_mut().for_each(Ring::reset);
-        self.memory = None;
+        (self.memory, self.log) = (None, None);
         self.back_channel = None;
         stopped.map(drop)
     }

@@ -11,8 +11,8 @@ use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction, Double, Single
 use super::{Dequeued, MAX_FRAME, SHORTEST};
 use crate::cell::VringConfig;
 use crate::features::NET_HEADER;
-use crate::pieces::{self, Piece, pieces_of};
-use crate::vring::{Chains, InFlight, MAX_PIECES, Out};
+use crate::pieces::{self, MAX_PIECES, Piece, pieces_of};
+use crate::vring::{Chains, InFlight, Out};
 
 /// What became of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! Payloads: how the parts of messages are laid out.
 
 use super::{
-    Code, FD_INDEX, FD_NONE, MAX_REGIONS, MemoryRegion, MessageError, REGION, Request, VringAddr, VringFd,
-    VringState,
+    Code, FD_INDEX, FD_NONE, LogArea, MAX_REGIONS, MemoryRegion, MessageError, REGION, Request, VringAddr,
+    VringFd, VringState,
 };
 
 /// Payload and file descriptors of a message; every method takes them as a whole.
@@ -81,6 +81,13 @@ impl<F> Body<'_, F> {
         }
         let described = self.payload[8..].chunks_exact(REGION).map(region_at);
         Ok(described.zip(self.fds).collect())
+    }
+
+    pub(super) fn log(self) -> Result<(LogArea, F), MessageError> {
+        let code = self.code;
+        let ([size, offset], fds) = self.words(1)?;
+        let fd = fds.into_iter().next().ok_or(MessageError::Fds { code, found: 0, expected: 1 })?;
+        Ok((LogArea { size, offset }, fd))
     }
 
     /// The one file descriptor of a message without payload.

@@ -30,7 +30,7 @@ codes! {
     pub SET_OWNER = 3;
     pub RESET_OWNER = 4;
     pub SET_MEM_TABLE = 5;
-    SET_LOG_BASE = 6;
+    pub SET_LOG_BASE = 6;
     SET_LOG_FD = 7;
     pub SET_VRING_NUM = 8;
     pub SET_VRING_ADDR = 9;
@@ -75,7 +75,7 @@ impl Code {
     /// Whether the request has a reply of its own, for which a front end waits in any case. Such a request cannot be
     /// refused by an acknowledgement.
     pub fn is_answered(self) -> bool {
-        matches!(self.0, 1 | 11 | 15 | 17 | 24 | 26 | 28 | 30 | 31 | 36 | 40..=44)
+        matches!(self.0, 1 | 6 | 11 | 15 | 17 | 24 | 26 | 28 | 30 | 31 | 36 | 40..=44)
     }
 }
 

@@ -30,6 +30,8 @@ fn request() -> impl Strategy<Value = Request<u32>> {
         Just(Request::SetOwner),
         Just(Request::ResetOwner),
         prop::collection::vec(region(), 1..=MAX_REGIONS).prop_map(Request::SetMemTable),
+        (any::<[u64; 2]>(), any::<u32>())
+            .prop_map(|([size, offset], fd)| Request::SetLogBase(LogArea { size, offset }, fd)),
         state().prop_map(Request::SetVringNum),
         (state(), any::<[u64; 4]>()).prop_map(|(state, [desc, used, avail, log])| {
             Request::SetVringAddr(VringAddr { index: state.index, flags: state.num, desc, used, avail, log })
@@ -210,7 +212,7 @@ fn what_is_not_understood_is_named() {
         let header = Header { code: Code(code), reply: false, need_reply: false, size: 8 };
         Request::<u32>::decode(&header, &[0; 8], vec![]).unwrap_err().to_string()
     };
-    assert_eq!(decode(6), "SET_LOG_BASE is not supported");
+    assert_eq!(decode(7), "SET_LOG_FD is not supported");
     assert_eq!(decode(19), "SEND_RARP is not supported");
     assert_eq!(decode(77), "request 77 is not supported");
     let header = Header { code: Code::SET_OWNER, reply: true, need_reply: false, size: 0 };

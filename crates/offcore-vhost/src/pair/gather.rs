@@ -15,8 +15,8 @@ use crate::cell::VringConfig;
 use crate::dequeue::MAX_FRAME;
 use crate::dequeue::headers::asked_for;
 use crate::features::NET_HEADER;
-use crate::pieces::{self, Piece};
-use crate::vring::{Chains, MAX_PIECES, Out};
+use crate::pieces::{self, MAX_PIECES, Piece};
+use crate::vring::{Chains, Out};
 
 /// Packets that a run is to have at most after one that was cut short.
 const SHORT_REACH: u16 = 4;

@@ -66,7 +66,7 @@ fn bad_lengths_and_codes_are_refused() {
         (8, 12, "SET_VRING_NUM: payload of 12 bytes, expected 8"),
         (9, 48, "SET_VRING_ADDR: payload of 48 bytes, expected 40"),
         (12, 0, "SET_VRING_KICK: payload of 0 bytes, expected 8"),
-        (6, 16, "SET_LOG_BASE is not supported"),
+        (7, 0, "SET_LOG_FD is not supported"),
         (20, 4, "NET_SET_MTU: payload of 4 bytes, expected 8"),
         (22, 40, "IOTLB_MSG is not supported"),
         (21, 8, "SET_BACKEND_REQ_FD: payload of 8 bytes, expected 0"),
@@ -159,7 +159,7 @@ fn legacy_and_invented_features_are_refused() {
     refused(&backend, &mut peer, Request::SetFeatures(legacy), "VIRTIO_F_VERSION_1 (bit 32) is missing");
     let invented = FEATURES | 1 << 36;
     refused(&backend, &mut peer, Request::SetFeatures(invented), "0x1000000000 of them were not offered");
-    refused(&backend, &mut peer, Request::SetProtocolFeatures(2), "0x2 of them were not offered");
+    refused(&backend, &mut peer, Request::SetProtocolFeatures(4), "0x4 of them were not offered");
     // With no features negotiated nothing starts.
     peer.start_ring(0);
     assert_eq!(backend.device().status().vrings[0].state, RingState::Stopped);
@@ -202,8 +202,8 @@ fn values_that_make_no_sense_are_refused() {
     }
     refused(&backend, &mut peer, Request::SetVringBase(state(0, 65536)), "at 65536, expected at most 65535");
     refused(&backend, &mut peer, Request::SetVringEnable(state(0, 2)), "state 2, expected 0 or 1");
-    let logged = VringAddr { flags: 1, ..addresses(0) };
-    refused(&backend, &mut peer, Request::SetVringAddr(logged), "logging was not offered");
+    let flags = VringAddr { flags: 2, ..addresses(0) };
+    refused(&backend, &mut peer, Request::SetVringAddr(flags), "flags 0x2, expected 0 or 1");
 }
 
 #[test]

@@ -4,6 +4,8 @@
 mod device;
 mod hostile;
 mod lifecycle;
+mod log;
+mod migration;
 mod own_front_end;
 mod packed;
 mod peer;

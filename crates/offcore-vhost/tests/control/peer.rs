@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub(crate) use offcore_mem::testing::TempDir as Dir;
@@ -185,6 +186,15 @@ pub(crate) fn connected() -> (Dir, Backend, Guest, Peer) {
     let (dir, backend, guest, mut peer) = negotiated();
     assert_eq!(peer.ask(guest.table()), 0);
     (dir, backend, guest, peer)
+}
+
+/// Ends a thread of a test, also of one that has failed.
+pub(crate) struct Ends<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Waits until something is so.

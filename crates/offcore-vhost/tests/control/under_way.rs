@@ -59,15 +59,6 @@ impl Format {
     }
 }
 
-/// Ends the threads of a test, also of one that has failed.
-struct Ends<'a>([&'a AtomicBool; 2]);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|stop| stop.store(true, Ordering::Relaxed));
-    }
-}
-
 /// The guest's driver: transmits numbered packets until told to stop; how many those were.
 fn transmit(guest: &Guest, format: Format, stop: &AtomicBool) -> u64 {
     let region = guest.region();
@@ -138,7 +129,7 @@ fn flow(format: Format, change: &mut impl FnMut(&mut Peer, usize)) {
     let (stop_driver, stop_worker, received) =
         (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
-        let _ends = Ends([&stop_driver, &stop_worker]);
+        let _ends = [Ends(&stop_driver), Ends(&stop_worker)];
         let driver = scope.spawn(|| transmit(&guest, format, &stop_driver));
         let worker = scope.spawn(|| receive(&backend.cells()[1], &received, &stop_worker));
         let mut peer = Peer::with_memory(&dir.file("vhost.sock"), &guest);

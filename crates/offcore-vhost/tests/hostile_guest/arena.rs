@@ -75,7 +75,17 @@ impl Arena {
         let memory = Arc::clone(&self.memory);
         let (layout, base) = (self.layout(ring, size).into(), base.into());
         let start = VringConfig::next_start();
-        VringConfig { memory, layout, start, base, features, call: None, kick: None, enabled: true }
+        VringConfig {
+            memory,
+            layout,
+            start,
+            base,
+            features,
+            call: None,
+            kick: None,
+            log: None,
+            enabled: true,
+        }
     }
 
     fn byte(&self, address: u64) -> *mut u8 {

@@ -21,6 +21,7 @@ impl Session {
     ) -> Result<(), ControlError> {
         let memory = Arc::new(memory::table(regions, self.max_memory)?);
         let features = self.features.unwrap_or(0);
+        self.check_log(Code::SET_MEM_TABLE, features, self.log.as_deref(), Some(&memory))?;
         for ring in self.rings.iter().filter(|ring| ring.running) {
             ring.layout(&memory, features)?;
         }
@@ -39,7 +40,9 @@ impl Session {
         let added = memory::region(code, region, fd, &regions, self.max_memory)?;
         regions.push(Arc::new(added));
         let memory = GuestMemory::sharing(regions).map_err(|source| ControlError::Table { code, source })?;
-        self.exchange(Some(Arc::new(memory)), true)
+        let memory = Arc::new(memory);
+        self.check_log(code, self.features.unwrap_or(0), self.log.as_deref(), Some(&memory))?;
+        self.exchange(Some(memory), true)
     }
 
     /// Removes a region. A virtqueue that is in it stops where it is, and goes on when the memory is there again: QEMU

@@ -10,7 +10,7 @@ use super::super::ControlError;
 use super::super::ring::{Addresses, Ring, eventfd};
 use super::Session;
 use crate::features::is_packed;
-use crate::message::{Code, Reply, VringAddr, VringFd, VringState};
+use crate::message::{Code, Reply, VHOST_VRING_F_LOG, VringAddr, VringFd, VringState};
 
 impl Session {
     pub(super) fn set_vring_num(&mut self, state: VringState) -> Result<(), ControlError> {
@@ -36,22 +36,28 @@ impl Session {
         let (memory, features) = (self.memory.clone(), self.features);
         let ring = self.ring(code, addr.index)?;
         let queue = ring.queue;
-        if addr.flags != 0 {
+        if addr.flags & !VHOST_VRING_F_LOG != 0 {
             return Err(ControlError::AddrFlags { queue, found: addr.flags });
         }
-        let addresses = Addresses { desc: addr.desc, avail: addr.avail, used: addr.used };
-        if ring.running && ring.addresses != Some(addresses) {
+        let log_at = (addr.flags & VHOST_VRING_F_LOG != 0).then_some(addr.log);
+        let addresses = Addresses { desc: addr.desc, avail: addr.avail, used: addr.used, log: log_at };
+        // Where it is logged may change under way.
+        let known = ring.addresses.map(|known| Addresses { log: log_at, ..known });
+        if ring.running && known != Some(addresses) {
             return Err(ControlError::Running { code, queue });
         }
         let before = ring.addresses.replace(addresses);
         // Without memory, features or size they are checked when the ring starts.
-        if let Some((memory, features)) = memory.as_ref().zip(features)
-            && let Err(error) = ring.layout(memory, features)
-        {
-            ring.addresses = before;
-            return Err(error);
+        if let Some((memory, features)) = memory.as_ref().zip(features) {
+            let laid_out = ring.layout(memory, features);
+            let checked =
+                laid_out.and_then(|_| self.check_log(code, features, self.log.as_deref(), Some(memory)));
+            if let Err(error) = checked {
+                self.rings[usize::from(queue)].addresses = before;
+                return Err(error);
+            }
         }
-        Ok(())
+        if before == Some(addresses) { Ok(()) } else { self.adjust(queue) }
     }
 
     pub(super) fn set_vring_base(&mut self, state: VringState) -> Result<(), ControlError> {
@@ -130,15 +136,17 @@ impl Session {
 
     /// Lets the worker of a running virtqueue have its new descriptors, and know whether it is enabled. The virtqueue is
     /// drained and goes on where it is: nothing is stopped, and no position has to be known.
-    fn adjust(&mut self, queue: u16) -> Result<(), ControlError> {
+    pub(super) fn adjust(&mut self, queue: u16) -> Result<(), ControlError> {
         let (ring, cell) = (&self.rings[usize::from(queue)], &self.device.cells()[usize::from(queue)]);
         // One that is broken rests until the front end begins it anew.
         let Some(features) = self.features.filter(|_| ring.running && cell.report().broken.is_none()) else {
             return Ok(());
         };
+        let log = self.logging();
         cell.publish(|wanted| {
             if let Some(vring) = &mut wanted.vring {
                 let vring = Arc::make_mut(vring);
+                vring.log = log.map(|log| ring.log(&vring.memory, &vring.layout, log));
                 vring.call = ring.call.clone();
                 vring.kick = ring.kick.clone();
                 vring.enabled = ring.is_enabled(features);
@@ -192,7 +200,8 @@ impl Session {
         let mut result = Ok(());
         for i in 0..self.rings.len() {
             let ring = &self.rings[i];
-            if ring.running || !ring.is_complete() || ring.waits && !self.has_memory_for(ring) {
+            let waits = self.lacks_log() || ring.waits && !self.has_memory_for(ring);
+            if ring.running || !ring.is_complete() || waits {
                 continue;
             }
             if let Err(error) = self.start(i) {
@@ -211,8 +220,9 @@ impl Session {
 
     fn start(&mut self, i: usize) -> Result<(), ControlError> {
         let (Some(memory), Some(features)) = (&self.memory, self.features) else { return Ok(()) };
-        let ring = &mut self.rings[i];
-        if let Some(config) = ring.config(memory, features)? {
+        let log = self.logging();
+        if let Some(config) = self.rings[i].config(memory, features, log)? {
+            let ring = &mut self.rings[i];
             ring.running = true;
             ring.waits = false;
             ring.broken = None;

@@ -1,0 +1,77 @@
+//! The log of dirty pages of a session, for a guest that migrates.
+//!
+//! While the features say that pages are logged, no virtqueue runs without a log that reaches over all of the memory: nothing is
+//! written that is not logged. When a request that begins or ends it is answered, all workers follow it.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use offcore_mem::GuestMemory;
+
+use super::super::{ControlError, memory};
+use super::Session;
+use crate::dirty::DirtyLog;
+use crate::features::{VHOST_F_LOG_ALL, VHOST_USER_PROTOCOL_F_LOG_SHMFD};
+use crate::message::{Code, LogArea};
+
+impl Session {
+    /// Takes a log, in the place of the present one: a front end brings a longer one before it adds memory.
+    pub(super) fn set_log_base(&mut self, area: LogArea, fd: &OwnedFd) -> Result<(), ControlError> {
+        let code = Code::SET_LOG_BASE;
+        self.needs(code, VHOST_USER_PROTOCOL_F_LOG_SHMFD, "LOG_SHMFD")?;
+        let regions = self.memory.as_ref().map_or(&[][..], |memory| memory.regions());
+        let log = memory::log(area, fd, regions, self.max_memory)?;
+        self.check_log(code, self.features.unwrap_or(0), Some(&log), self.memory.as_ref())?;
+        self.log = Some(Arc::new(log));
+        if self.logs() { self.adjust_all() } else { Ok(()) }
+    }
+
+    /// The log, while pages are logged.
+    pub(super) fn logging(&self) -> Option<&Arc<DirtyLog>> {
+        self.log.as_ref().filter(|_| self.logs())
+    }
+
+    /// Whether virtqueues wait for a log.
+    pub(super) fn lacks_log(&self) -> bool {
+        self.logs() && self.log.is_none()
+    }
+
+    fn logs(&self) -> bool {
+        self.features.is_some_and(|features| features & VHOST_F_LOG_ALL != 0)
+    }
+
+    /// Refuses a request of which comes, with these features, that something running is not logged: for want of a log, or because it
+    /// ends before the memory does.
+    pub(super) fn check_log(
+        &self,
+        code: Code,
+        features: u64,
+        log: Option<&DirtyLog>,
+        memory: Option<&Arc<GuestMemory>>,
+    ) -> Result<(), ControlError> {
+        if features & VHOST_F_LOG_ALL == 0 {
+            return Ok(());
+        }
+        let Some(log) = log else {
+            let running = self.rings.iter().any(|ring| ring.running);
+            return if running { Err(ControlError::NoLog { code }) } else { Ok(()) };
+        };
+        let Some(memory) = memory else { return Ok(()) };
+        let regions = memory.regions().iter().map(|region| region.guest() + region.len());
+        // Where a front end has used rings logged need not be memory.
+        let device_areas = self.rings.iter().filter_map(|ring| {
+            let layout = ring.layout(memory, features).ok()??;
+            Some(ring.addresses?.log?.saturating_add(layout.written()[0].1 as u64))
+        });
+        let expected = regions.chain(device_areas).max().unwrap_or(0);
+        if expected > log.end() {
+            return Err(ControlError::LogTooShort { code, log_end: log.end(), expected });
+        }
+        Ok(())
+    }
+
+    /// Lets the workers of all running virtqueues log, or not log any more.
+    pub(super) fn adjust_all(&mut self) -> Result<(), ControlError> {
+        (0..self.rings.len()).try_for_each(|queue| self.adjust(queue as u16))
+    }
+}

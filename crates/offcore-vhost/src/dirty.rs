@@ -1,0 +1,179 @@
+//! Pages that were written, for a guest that migrates (vhost-user, "Migration").
+//!
+//! While a front end copies the memory of its guest to another machine, it shares a log: a bit for each page of 4 KiB, by guest
+//! physical address. A page is marked when the copies into it are complete, never before: the front end clears a bit at any
+//! moment, and from then on has the page as it is.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use offcore_mem::sigbus::Guarded;
+use offcore_mem::{GuestMemory, Mapping};
+use offcore_ring::Layout;
+
+use crate::pieces::Piece;
+
+/// Bytes of a page of the log (VHOST_LOG_PAGE).
+const PAGE: u64 = 4096;
+
+/// The log, in memory that the front end shares.
+#[derive(Debug)]
+pub struct DirtyLog {
+    mapping: Guarded,
+    bits: usize,
+    len: usize,
+}
+
+impl DirtyLog {
+    /// The log of `len` bytes that begins `offset` bytes into `mapping`.
+    ///
+    /// # Panics
+    /// When the mapping ends before it.
+    pub(crate) fn new(mapping: Mapping, offset: usize, len: usize) -> Self {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= mapping.len()));
+        Self { mapping: Guarded::new(mapping), bits: offset, len }
+    }
+
+    /// The guest address at which the log ends.
+    pub(crate) fn end(&self) -> u64 {
+        (self.len as u64).saturating_mul(8 * PAGE)
+    }
+
+    /// Whether its file was truncated.
+    pub(crate) fn has_vanished(&self) -> bool {
+        self.mapping.has_vanished()
+    }
+
+    /// Marks the pages of the `len` bytes at guest address `guest`, which have been written. What is behind the end is left out:
+    /// with such memory no virtqueue runs.
+    fn mark(&self, guest: u64, len: u64) {
+        if len == 0 {
+            return;
+        }
+        for page in guest / PAGE..=(guest.saturating_add(len - 1)) / PAGE {
+            let byte = usize::try_from(page / 8).unwrap_or(usize::MAX);
+            if byte >= self.len {
+                return;
+            }
+            // SAFETY: the byte is in the mapping, by the test above and that of `new`. It is shared with the front end, which changes
+            // it atomically, too.
+            let byte = unsafe { AtomicU8::from_ptr(self.mapping.base().as_ptr().add(self.bits + byte)) };
+            // Also where the bit is set: the front end may be about to clear it and to read the page. The order is that of the
+            // writes before.
+            byte.fetch_or(1 << (page % 8), Ordering::SeqCst);
+        }
+    }
+}
+
+/// What is to be marked of a virtqueue itself.
+#[derive(Clone, Debug)]
+pub struct RingLog {
+    log: Arc<DirtyLog>,
+    /// Guest addresses and lengths of what the device writes of the ring.
+    parts: [(u64, u64); 2],
+}
+
+impl RingLog {
+    /// That of the ring in `layout`, inside `memory`. A front end may have the device area (of a split ring the used ring) logged
+    /// elsewhere, at `device_area`.
+    pub(crate) fn new(
+        log: &Arc<DirtyLog>,
+        memory: &GuestMemory,
+        layout: &Layout,
+        device_area: Option<u64>,
+    ) -> Self {
+        let mut parts =
+            layout.written().map(|(host, len)| (memory.guest_address(host).unwrap_or(0), len as u64));
+        parts[0].0 = device_area.unwrap_or(parts[0].0);
+        Self { log: Arc::clone(log), parts }
+    }
+}
+
+/// A buffer that a packet in flight is written to.
+#[derive(Debug)]
+struct Written {
+    guest: u64,
+    len: u32,
+    /// Of its packet.
+    is_last: bool,
+}
+
+/// What a worker marks for one virtqueue.
+#[derive(Debug)]
+pub(crate) struct Logging {
+    ring: RingLog,
+    /// Of the packets in flight, in order.
+    buffers: VecDeque<Written>,
+}
+
+impl Logging {
+    pub(crate) fn new(ring: RingLog) -> Self {
+        Self { ring, buffers: VecDeque::new() }
+    }
+
+    /// Notes where in `memory` one more packet goes to.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn note(&mut self, memory: &GuestMemory, to: &[Piece]) {
+        for (index, piece) in to.iter().enumerate() {
+            let guest = std::ptr::NonNull::new(piece.addr).and_then(|addr| memory.guest_address(addr));
+            let is_last = index + 1 == to.len();
+            self.buffers.push_back(Written { guest: guest.unwrap_or(0), len: piece.len, is_last });
+        }
+    }
+
+    /// Marks what the oldest `packets` that were noted have written: their copies are complete.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn complete(&mut self, mut packets: usize) {
+        while packets > 0
+            && let Some(Written { guest, len, is_last }) = self.buffers.pop_front()
+        {
+            self.ring.log.mark(guest, len.into());
+            packets -= usize::from(is_last);
+        }
+    }
+
+    /// Marks what the device writes of the ring.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn mark_ring(&self) {
+        for (guest, len) in self.ring.parts {
+            self.ring.log.mark(guest, len);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use offcore_mem::Hugepages;
+
+    #[test]
+    fn pages_are_bits_by_guest_address() {
+        let (shared, fd) = Mapping::memfd("log", 4096, Hugepages::None).unwrap();
+        let mapping = Mapping::shared(std::os::fd::AsFd::as_fd(&fd), 0, 4096).unwrap();
+        let log = DirtyLog::new(mapping, 16, 8);
+        assert_eq!(log.end(), 8 * 8 * 4096);
+        let set = || {
+            let mut bytes = [0; 32];
+            shared.read_at(0, &mut bytes);
+            (0..256)
+                .filter(|bit| bytes[bit / 8] >> (bit % 8) & 1 == 1)
+                .map(|bit| bit as i32 - 128)
+                .collect::<Vec<_>>()
+        };
+        log.mark(0, 0);
+        assert_eq!(set(), []);
+        log.mark(4096, 1);
+        log.mark(3 * 4096 - 1, 2);
+        log.mark(7 * 4096, 2 * 4096);
+        assert_eq!(set(), [1, 2, 3, 7, 8]);
+        // Behind the end is nothing, whatever the address.
+        log.mark(63 * 4096, 8 * 4096);
+        log.mark(u64::MAX - 1, u64::MAX);
+        assert_eq!(set(), [1, 2, 3, 7, 8, 63]);
+        assert!(!log.has_vanished());
+    }
+}
