@@ -5,7 +5,7 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use crate::script::Outcome;
-use crate::{messages, script};
+use crate::{live_script, messages, script};
 
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     proptest::collection::vec(any::<u8>(), 8..600)
@@ -40,6 +40,28 @@ fn any_guest_is_survived() {
     let sum = sum.get();
     // Otherwise the scripts are too wild to get anywhere.
     assert!(sum.dequeued.min(sum.enqueued).min(sum.broken) > 1000 && sum.dropped > 300, "{sum:?}");
+}
+
+#[test]
+fn any_front_end_is_survived() {
+    let mut sum = live_script::Outcome::default();
+    let mut play = |script: &[u8]| {
+        let one = live_script::play(script);
+        sum.packets += one.packets;
+        sum.dropped += one.dropped;
+        sum.broken += one.broken;
+        sum.messages += one.messages;
+        sum.refused += one.refused;
+    };
+    let mut dice = offcore_stats::SplitMix::new(1);
+    for _ in 0..100 {
+        let len = 100 + dice.below(900);
+        play(&(0..len).map(|_| dice.next() as u8).collect::<Vec<u8>>());
+    }
+    corpus("live").iter().for_each(|script| play(script));
+    // Otherwise the scripts are too wild to get anywhere.
+    let live_script::Outcome { packets, dropped, broken, messages, refused } = sum;
+    assert!(packets > 50 && dropped.min(broken) > 5 && messages > 1500 && refused > 100, "{sum:?}");
 }
 
 #[test]

@@ -5,9 +5,12 @@
 mod arbitrary;
 mod arena;
 mod checklist;
+mod live;
+mod live_script;
 mod messages;
 mod neighbour;
 mod rig;
+mod rows;
 mod scribble;
 mod script;
 mod vanish;

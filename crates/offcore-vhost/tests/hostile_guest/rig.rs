@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use offcore_dma::core::{CoreDevice, Stepper};
-use offcore_dma::{Binding, ChannelId, Device, Mode};
+use offcore_dma::{Binding, ChannelId, Device, Mode, Mover};
 use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool};
 use offcore_ring::{device::Direction, driver};
 use offcore_stats::StageClock;
@@ -94,7 +94,7 @@ impl Rig {
     /// Both of the hostile guest's virtqueues are started at available entry `base`, with whatever the memory holds.
     pub(crate) fn new(memories: Memories, setup: Setup, base: u16) -> Self {
         let Memories { arena, neighbour, pool, clock } = memories;
-        let mut worker = Worker { clock, ..Worker::over(pool) };
+        let mut worker = Worker { mover: Mover::new(), cache: pool.cache(), clock, burst: BURST };
         let (device, stepper) = CoreDevice::stepped();
         let helper = worker.mover.add_channel(device.open_channel(256).unwrap());
         let faulty = worker.add_faulty(setup.seed);

@@ -1,0 +1,315 @@
+//! What has gone wrong in other back ends, once more with what drivers negotiate today (checksums, segmentation, packed
+//! virtqueues), at a real socket and on every path, while an honest guest and a neighbour go on.
+//!
+//! Where each row of the checklist is tested (DPDK's report or fix), here and elsewhere:
+//!
+//! | report or fix | tests |
+//! |---|---|
+//! | CVE-2018-1059 | `checklist`: `cve_2018_1059_*`; here `cve_2018_1059_ranges` |
+//! | CVE-2019-14818 | `control_descriptors`: `nothing_leaks`; `control`: `wrong_fd_counts_are_refused`; here `cve_2019_14818_files_with_any_message` |
+//! | CVE-2020-10722 | `control`: `log_that_makes_no_sense_is_refused`; here `cve_2020_10722_log_that_wraps_around` |
+//! | CVE-2020-10723 | `control`: `unknown_virtqueues_are_refused`; here `cve_2020_10723_index_of_32_bits` |
+//! | CVE-2020-10724, -14374, -14376, -14377 | cryptography, which there is none of |
+//! | CVE-2020-10725 | `checklist`: `cve_2020_10725_zero_length`; here `cve_2020_10725_empty_buffers` |
+//! | CVE-2020-10726, 2021-3839, 2022-0669, e4a01eea66 | no inflight memory is accepted: here `cve_2020_10726_memory_in_flight` |
+//! | CVE-2020-14375 | `checklist`: `cve_2020_14375_*`; here `cve_2020_14375_descriptors_are_read_once` |
+//! | CVE-2020-14378 | `checklist`: `cve_2020_14378_*`; a packed virtqueue has no such index |
+//! | CVE-2022-2132 | `checklist`: `cve_2022_2132_*`; here `cve_2022_2132_no_packet_behind_the_header` |
+//! | CVE-2024-11614 | here `cve_2024_11614_checksum_beyond_packet` |
+//! | 285e6b8b18 | `checklist`: `fix_285e6b8b18_*`; here `fix_285e6b8b18_header_changes` |
+//! | e31b57e732 | here `fix_e31b57e732_packed_chain_length` |
+//! | 7023f3e532 | here `fix_7023f3e532_segments_of_0_bytes` |
+//! | 6ec1778134 | `checklist`: `fix_6ec1778134_*`; here `fix_6ec1778134_circle` |
+//! | 7cc4f260bf | here `fix_7cc4f260bf_256_virtqueues` |
+//! | 73ea44370d, 21d9fb6bad | here `fix_73ea44370d_front_ends_come_and_go` |
+//! | 1846fe767f | `checklist`: `fix_1846fe767f_*`; here `fix_1846fe767f_addresses_after_stop` |
+//!
+//! And of what a review of this project found:
+//!
+//! | point | tests |
+//! |---|---|
+//! | address space | `control`: `no_more_is_mapped_than_a_port_may_have` |
+//! | SIGBUS | `vanish`: all; offcore-mem `sigbus`: `many_holes_are_one_mapping` |
+//! | slow memory | offcore-vhost `backend::memory`: `withholdable_memory_is_refused` |
+//! | blocking eventfds | offcore-vhost `eventfd`: `full_eventfd_is_not_waited_for`; `backend`: `full_error_eventfd_blocks_nobody` |
+//! | work amplification | offcore-port `offload_fallback`: `a_packet_becomes_256_segments_at_most`; `checklist`: `fix_6ec1778134_empty_buffers_count` |
+//! | runt frames | offcore-mem `segments`: `short_packets_are_lengthened` |
+//! | VLAN hopping, FDB | offcore-flow `bridge`: `vlans_do_not_mix`; `fdb`: `no_port_takes_the_part_of_others` |
+//! | control plane | `control`: `flood_of_messages_is_slowed_down`; `live_script`: unread replies, eventfds, files cut short |
+//! | who may connect | offcore-vhost `connection`: `socket_is_whose_it_is_said_to_be`; `control`: `strangers_back_end_gets_nothing` |
+
+use std::os::fd::AsFd;
+
+use offcore_ring::RingError;
+use offcore_ring::split::{VIRTQ_DESC_F_NEXT, VIRTQ_DESC_F_WRITE};
+use offcore_vhost::message::{LogArea, Request, VringState};
+use offcore_vhost::{Backend, BackendConfig};
+
+use crate::live::{BUFFERS, EVERYTHING, LOG, Live, MEMORY, PATHS, PHYSICAL, SIZE};
+
+/// Guest address of the first buffer.
+const BUFFER: u64 = PHYSICAL + BUFFERS;
+
+/// Plays a row on every path and with both formats; afterwards everything works, and the neighbour has all its packets.
+fn rows(mut row: impl FnMut(&mut Live)) {
+    let mut live = Live::new();
+    for path in PATHS {
+        for packed in [false, true] {
+            live.begin(path, packed);
+            live.start(EVERYTHING);
+            row(&mut live);
+            live.finish();
+        }
+    }
+}
+
+/// The worker goes on until the hostile guest's packets and chains that are none have come to so many.
+fn counts(live: &mut Live, packets: usize, dropped: usize) {
+    live.until("the hostile guest's chains", |live| live.counts() == (packets, dropped));
+    assert_eq!(live.broken(1), None);
+}
+
+/// A message of any code and payload, with the guest's memory as often as a message may have files. It is refused, and
+/// `finish` looks that no file is left open.
+fn refused(live: &mut Live, code: u32, payload: &[u8]) {
+    let memory = live.memory.try_clone().unwrap();
+    let header = [code, 1, payload.len() as u32].map(u32::to_ne_bytes).concat();
+    let before = live.backend.device().status().refused;
+    live.connection.as_ref().unwrap().send(&[&header, payload].concat(), &[memory.as_fd(); 8]).unwrap();
+    live.until("the message is refused", |live| live.backend.device().status().refused > before);
+}
+
+/// A TX chain of one buffer with this header and a frame of 100 bytes.
+fn send(live: &mut Live, at: u64, header: [u8; 12]) {
+    live.write(BUFFERS + at, &[&header[..], &[2; 12], &[8, 0, 0x45], &[0; 85]].concat());
+    live.offer(1, SIZE, &[(BUFFER + at, 112, 0)]);
+}
+
+#[test]
+fn cve_2018_1059_ranges() {
+    for (addr, len) in
+        [(PHYSICAL + MEMORY - 50, 100), (PHYSICAL - 1, 60), (u64::MAX - 50, 100), (BUFFER, u32::MAX)]
+    {
+        rows(|live| {
+            for (queue, flags) in [(0, VIRTQ_DESC_F_WRITE), (1, 0)] {
+                live.offer(queue, SIZE, &[(addr, len, flags)]);
+            }
+            live.partner.send(60);
+            live.until("both virtqueues break", |live| [0, 1].iter().all(|&q| live.broken(q).is_some()));
+            for queue in [0, 1] {
+                assert!(
+                    matches!(live.broken(queue), Some(RingError::Address { .. })),
+                    "{:?}",
+                    live.broken(queue)
+                );
+            }
+        });
+    }
+}
+
+/// SET_VRING_NUM and an invented message, with files that do not belong to them.
+#[test]
+fn cve_2019_14818_files_with_any_message() {
+    for code in [8, 200] {
+        rows(|live| refused(live, code, &[0; 8]));
+    }
+}
+
+#[test]
+fn cve_2020_10722_log_that_wraps_around() {
+    for (size, offset) in [(u64::MAX, LOG), (LOG, u64::MAX - LOG + 1)] {
+        rows(|live| {
+            let log = live.log();
+            live.send(Request::SetLogBase(LogArea { size, offset }, log.as_fd()), false);
+            drop(log);
+            live.until("the connection ends", |live| !live.backend.device().status().connected);
+        });
+    }
+}
+
+/// Truncated to 16 or 8 bits, each of these is a virtqueue that runs.
+#[test]
+fn cve_2020_10723_index_of_32_bits() {
+    rows(|live| {
+        for index in [0x100, 0x1_0000, 0x1_0001, 0x8000_0001] {
+            assert_ne!(live.ask(Request::SetVringNum(VringState { index, num: 8 })), 0);
+            assert_ne!(live.ask(Request::SetVringEnable(VringState { index, num: 0 })), 0);
+        }
+        send(live, 0, [0; 12]);
+        counts(live, 1, 0);
+    });
+}
+
+/// GET_INFLIGHT_FD and SET_INFLIGHT_FD: with 65535 virtqueues, and files that would be kept open.
+#[test]
+fn cve_2020_10726_memory_in_flight() {
+    for code in [31, 32] {
+        rows(|live| {
+            let area = [[0xff; 8], [0; 8], [0xff, 0xff, 0, 1, 0, 0, 0, 0]].concat();
+            refused(live, code, &area);
+        });
+    }
+}
+
+#[test]
+fn cve_2020_10725_empty_buffers() {
+    rows(|live| {
+        live.offer(1, SIZE, &[(u64::MAX, 0, 0)]);
+        live.offer(1, SIZE, &[(0, 0, 0), (BUFFER, 72, 0), (PHYSICAL + MEMORY, 0, 0)]);
+        counts(live, 1, 1);
+    });
+}
+
+#[test]
+fn cve_2020_14375_descriptors_are_read_once() {
+    rows(|live| {
+        send(live, 0, [0; 12]);
+        // Taken, and, but where the core copies at once, not copied yet.
+        live.turn();
+        let (flags, at) = (0, 0x1_0000);
+        live.descriptor(at, u64::MAX, u32::MAX, flags, 9);
+        live.until("the packet", |live| live.partner.latest.len() == 100);
+        assert_eq!(live.partner.latest[..12], [2; 12]);
+    });
+}
+
+#[test]
+fn cve_2022_2132_no_packet_behind_the_header() {
+    rows(|live| {
+        for len in [1, 11, 12, 13, 25] {
+            live.offer(1, SIZE, &[(BUFFER, len, 0)]);
+        }
+        counts(live, 0, 5);
+        // The header byte by byte, and nothing behind it.
+        let pieces: Vec<_> = (0..8).map(|i| (BUFFER + i, 1, 0)).collect();
+        live.offer(1, SIZE, &pieces);
+        counts(live, 0, 6);
+    });
+}
+
+/// With checksums negotiated: what cannot be summed up is no packet, whoever would have had to do it.
+#[test]
+fn cve_2024_11614_checksum_beyond_packet() {
+    rows(|live| {
+        let starts = [99u16, 100, 0x7fff, 0xffff];
+        for (i, start) in starts.into_iter().enumerate() {
+            let [low, high] = start.to_le_bytes();
+            send(live, i as u64 * 4096, [1, 0, 0, 0, 0, 0, low, high, 6, 0, 0, 0]);
+        }
+        counts(live, 0, starts.len());
+        // One that can be.
+        send(live, 0, [1, 0, 0, 0, 0, 0, 14, 0, 6, 0, 0, 0]);
+        counts(live, 1, starts.len());
+    });
+}
+
+/// With segmentation negotiated: in segments of 0 bytes, and of kinds that were not.
+#[test]
+fn fix_7023f3e532_segments_of_0_bytes() {
+    rows(|live| {
+        for (i, (kind, size)) in
+            [(1, 0), (4, 0), (0x81, 0), (3, 100), (5, 100), (0x80, 100)].into_iter().enumerate()
+        {
+            send(live, i as u64 * 4096, [1, kind, 54, 0, size, 0, 34, 0, 16, 0, 0, 0]);
+        }
+        counts(live, 0, 6);
+    });
+}
+
+/// The header is changed when it has been taken: what was checked is what is used, so the partner gets a whole packet.
+#[test]
+fn fix_285e6b8b18_header_changes() {
+    rows(|live| {
+        send(live, 0, [1, 0, 0, 0, 0, 0, 14, 0, 6, 0, 0, 0]);
+        live.turn();
+        live.write(BUFFERS, &[1, 1, 0xff, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
+        // Either what was there first, or what is there now, which is no packet.
+        live.until("the packet", |live| live.counts().0 + live.counts().1 == 1);
+        assert_eq!(live.broken(1), None);
+    });
+}
+
+/// The longest chain that there can be, and one that goes on behind it.
+#[test]
+fn fix_e31b57e732_packed_chain_length() {
+    for endless in [false, true] {
+        rows(|live| {
+            let flags = if endless { VIRTQ_DESC_F_NEXT } else { 0 };
+            let chain: Vec<_> = (0..SIZE).map(|i| (BUFFER + u64::from(i) * 16, 16, flags)).collect();
+            live.offer(1, SIZE, &chain);
+            if endless {
+                live.until("the virtqueue breaks", |live| live.broken(1).is_some());
+            } else {
+                counts(live, 1, 0);
+            }
+        });
+    }
+}
+
+#[test]
+fn fix_6ec1778134_circle() {
+    rows(|live| {
+        // Only a split virtqueue's descriptors say what comes next; a packed one's wrap around.
+        if live.packed {
+            for i in 0..SIZE {
+                live.descriptor(0x1_0000 + u64::from(i) * 16, BUFFER, 1, VIRTQ_DESC_F_NEXT | 1 << 7, 0);
+            }
+        } else {
+            live.offer(1, SIZE, &[(BUFFER, 1, 0)]);
+            live.descriptor(0x1_0000, BUFFER, 1, VIRTQ_DESC_F_NEXT, 0);
+        }
+        live.until("the virtqueue breaks", |live| live.broken(1).is_some());
+    });
+}
+
+/// Every virtqueue that a message can name is there, and no other one.
+#[test]
+fn fix_7cc4f260bf_256_virtqueues() {
+    let dir = offcore_mem::testing::TempDir::new();
+    let config = BackendConfig { queue_pairs: 128, ..BackendConfig::new(dir.file("vhost.sock")) };
+    let backend = Backend::start(config, Box::new(())).unwrap();
+    assert_eq!(backend.cells().len(), 256);
+    let config = BackendConfig { queue_pairs: 129, ..BackendConfig::new(dir.file("other.sock")) };
+    let error = Backend::start(config, Box::new(())).unwrap_err().to_string();
+    assert_eq!(error, "129 queue pairs: expected 1 to 128");
+}
+
+/// Connections that end at any moment, with packets under way: the next front end is served.
+#[test]
+fn fix_73ea44370d_front_ends_come_and_go() {
+    rows(|live| {
+        for round in 0..5 {
+            for i in 0..round {
+                send(live, i * 4096, [0; 12]);
+            }
+            live.turn();
+            live.reboot();
+            live.start(EVERYTHING);
+        }
+    });
+}
+
+#[test]
+fn fix_1846fe767f_addresses_after_stop() {
+    rows(|live| {
+        send(live, 0, [0; 12]);
+        counts(live, 1, 0);
+        live.until("its chain is back", |live| live.returned(1) == 1);
+        for index in 0..2 {
+            live.ask(Request::GetVringBase(VringState { index, num: 0 }));
+        }
+        live.offer(0, SIZE, &[(BUFFER + 8192, 2048, VIRTQ_DESC_F_WRITE)]);
+        send(live, 4096, [0; 12]);
+        live.partner.send(60);
+        for _ in 0..10 {
+            live.turn();
+            live.stepper.step();
+        }
+        assert_eq!((live.counts().0, live.returned(1), live.returned(0)), (1, 1, 0));
+        // Kicks and calls that come now start nothing either.
+        let memory = live.memory.try_clone().unwrap();
+        assert_eq!(live.ask(Request::SetMemTable(vec![(live.region(), memory.as_fd())])), 0);
+        live.turn();
+        assert_eq!((live.returned(1), live.returned(0)), (1, 0));
+    });
+}
