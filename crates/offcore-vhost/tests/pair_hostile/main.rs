@@ -1,0 +1,38 @@
+//! Two hostile guests and the way between them, with what drivers negotiate today: scripts of random bytes, and those kept
+//! in `fuzz/corpus/pair`.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../hostile_guest/neighbour.rs"]
+mod neighbour;
+mod script;
+
+use std::path::Path;
+
+use offcore_stats::SplitMix;
+
+/// Pairs of guests, and bytes of what they do: as many as take about five seconds, since copies get lost.
+const CASES: u64 = 50;
+const BYTES: usize = 8192;
+
+#[test]
+fn two_hostile_guests_lose_nothing() {
+    let mut ways = [0; 2];
+    for seed in 1..=CASES {
+        let mut dice = SplitMix::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let script: Vec<u8> = (0..BYTES).map(|_| dice.next() as u8).collect();
+        script::play(&script, &mut ways);
+    }
+    assert!(ways.iter().all(|&packets| packets > 100), "{ways:?} packets in one copy, and in two");
+}
+
+#[test]
+fn the_corpus_is_survived() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/pair");
+    let files: Vec<_> = std::fs::read_dir(&corpus).unwrap().collect();
+    assert!(files.len() > 10);
+    let mut ways = [0; 2];
+    for file in files {
+        script::play(&std::fs::read(file.unwrap().path()).unwrap(), &mut ways);
+    }
+    assert!(ways.iter().all(|&packets| packets > 10), "{ways:?} packets in one copy, and in two");
+}
