@@ -1,4 +1,4 @@
-//! What people run while developing Offcore: `cargo xtask setup|peers|test|ci|lint|counts|kernels`.
+//! What people run while developing Offcore: `cargo xtask setup|peers|test|ci|lint|counts|fuzz|kernels`.
 
 mod counts;
 mod executables;
@@ -52,6 +52,12 @@ enum Task {
         #[arg(long)]
         update: bool,
     },
+    /// Run each fuzz target with AddressSanitizer: needs a nightly toolchain and cargo-fuzz
+    Fuzz {
+        /// How long each of them runs
+        #[arg(long, default_value_t = suite::FUZZ_SECONDS)]
+        seconds: u32,
+    },
     /// Compile the GPU kernels and compare the PTX with the one that is checked in
     Kernels {
         /// Write what was compiled to kernels.ptx
@@ -82,6 +88,7 @@ fn run(task: &Task) -> Result<bool> {
         Task::Peers { .. } => peers::native().map(|()| true),
         Task::Test { full } => suite::run(&project, Suite::Test { full: *full }),
         Task::Ci => suite::run(&project, Suite::Ci),
+        Task::Fuzz { seconds } => Ok(suite::fuzz_alone(&project, *seconds)),
         Task::Lint => {
             let found = lint::run(&project)?;
             found.iter().for_each(|finding| println!("{finding}"));

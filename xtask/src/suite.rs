@@ -18,8 +18,8 @@ const PEER_THREADS: &str = "6";
 /// Executables of other tests that run side by side: most of them wait more than they work.
 const JOBS: usize = 2;
 
-/// How long a fuzz target runs.
-const FUZZ_SECONDS: u32 = 300;
+/// How long a fuzz target runs, unless something else is said.
+pub(crate) const FUZZ_SECONDS: u32 = 300;
 
 /// What to run.
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +118,7 @@ fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) {
     }
     steps.programs("end to end", peers, 1);
     if full {
-        fuzz(project, steps);
+        fuzz(project, steps, FUZZ_SECONDS);
     }
     steps.check("instruction counts", || {
         if setup::find_program("valgrind").is_none() {
@@ -128,8 +128,15 @@ fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) {
     });
 }
 
+/// Runs each fuzz target for so long and nothing else; returns whether all passed.
+pub(crate) fn fuzz_alone(project: &Project, seconds: u32) -> bool {
+    let mut steps = Steps::new();
+    fuzz(project, &mut steps, seconds);
+    steps.finish(in_ci())
+}
+
 /// Runs each fuzz target for a while. Its corpus is replayed by the crates' own tests, on stable, in every run.
-fn fuzz(project: &Project, steps: &mut Steps) {
+fn fuzz(project: &Project, steps: &mut Steps, seconds: u32) {
     let dir = project.root.join("fuzz/fuzz_targets");
     let mut targets: Vec<String> = std::fs::read_dir(dir)
         .into_iter()
@@ -153,7 +160,7 @@ fn fuzz(project: &Project, steps: &mut Steps) {
         // What it finds on its way goes to the first directory: the corpus in the tree is only read.
         let found = project.target.join("fuzz-corpus").join(&target);
         let kept = project.root.join("fuzz/corpus").join(&target);
-        let limit = format!("-max_total_time={FUZZ_SECONDS}");
+        let limit = format!("-max_total_time={seconds}");
         match std::fs::create_dir_all(&found) {
             Ok(()) => {
                 let mut run = cargo_fuzz();

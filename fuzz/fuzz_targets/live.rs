@@ -1,0 +1,13 @@
+//! A hostile front end and its guest at a real socket, against a running worker: the input is a script that they follow.
+#![no_main]
+
+#[path = "../../crates/offcore-vhost/tests/hostile_guest/live.rs"]
+mod live;
+#[path = "../../crates/offcore-vhost/tests/hostile_guest/live_script.rs"]
+mod live_script;
+#[path = "../../crates/offcore-vhost/tests/hostile_guest/neighbour.rs"]
+mod neighbour;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    live_script::play(input);
+});

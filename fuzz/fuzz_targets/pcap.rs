@@ -1,0 +1,11 @@
+//! Capture files of any bytes, to the reader and to a pcap port.
+#![no_main]
+
+#[path = "../../crates/offcore-port/tests/hostile/pcap.rs"]
+mod pcap;
+#[path = "../../crates/offcore-port/tests/hostile/script.rs"]
+mod script;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    pcap::play(input);
+});
