@@ -6,6 +6,7 @@
 //! 2. The mover makes the copies, or hands them to a channel.
 //! 3. Chains whose copies are all done go back to the guest in order; the header is read from the copy.
 
+mod backlog;
 mod gather;
 pub(crate) mod headers;
 
@@ -22,7 +23,9 @@ use offcore_wire::ethernet;
 use crate::cell::{VringCell, VringConfig};
 use crate::features::NET_HEADER;
 use crate::pieces::MAX_PIECES;
+use crate::room::Allowance;
 use crate::vring::{Active, Call, InFlight, Taken, Vring, burst_limit};
+use backlog::Backlog;
 use gather::{Gather, Gathered, start_of};
 use headers::{check_copies, check_headers};
 
@@ -57,6 +60,8 @@ pub struct Dequeued {
 #[derive(Debug)]
 pub struct Dequeue {
     pub(crate) vring: Vring,
+    /// Received, and more work than one call's packets may be.
+    backlog: Backlog,
     /// The publication by which the started queue is disabled, and the TSC when it was found so.
     disabled_since: Option<(u32, u64)>,
 }
@@ -67,16 +72,23 @@ impl Dequeue {
     /// # Errors
     /// When another worker has it.
     pub fn attach(cell: &Arc<VringCell>, mover: &mut Mover) -> Result<Self, Taken> {
-        Ok(Self { vring: Vring::attach(cell, mover)?, disabled_since: None })
+        Ok(Self { vring: Vring::attach(cell, mover)?, backlog: Backlog::default(), disabled_since: None })
     }
 
     /// `rte_vhost_async_try_dequeue_burst`: returns in `burst` what has completed, and submits the copies of newly
-    /// available chains.
+    /// available chains. Packets that leave much to do come in several calls.
     #[inline]
     pub fn try_dequeue(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> Dequeued {
         let mut dequeued = Dequeued::default();
+        if !self.backlog.is_empty() {
+            self.give_on(ctx, burst, &mut dequeued);
+            return dequeued;
+        }
         if self.vring.in_flight(ctx.mover) > 0 {
             self.reap(ctx, burst, &mut dequeued);
+            if !self.backlog.is_empty() {
+                return dequeued;
+            }
         }
         if !self.vring.service(ctx.mover) {
             return dequeued;
@@ -93,21 +105,30 @@ impl Dequeue {
 
     /// `rte_vhost_async_get_inflight`: packets submitted and not yet returned.
     pub fn in_flight(&self, mover: &mut Mover) -> usize {
-        self.vring.in_flight(mover)
+        self.vring.in_flight(mover) + self.backlog.len()
     }
 
     /// Returns in `burst` what has completed and submits nothing: for `rte_vhost_clear_queue`, and before
     /// [`Dequeue::close`]. Changes by the front end take effect.
     pub fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> Dequeued {
         let mut dequeued = Dequeued::default();
-        self.reap(ctx, burst, &mut dequeued);
+        match self.backlog.is_empty() {
+            true => self.reap(ctx, burst, &mut dequeued),
+            false => self.give_on(ctx, burst, &mut dequeued),
+        }
         self.vring.service(ctx.mover);
         dequeued
     }
 
+    /// Gives on packets that were received before.
+    #[cold]
+    fn give_on(&mut self, ctx: &Context<'_>, burst: &mut Burst, dequeued: &mut Dequeued) {
+        self.backlog.give_on(ctx.burst, burst, ctx.cache.pool(), dequeued);
+    }
+
     /// For a worker that is about to sleep: asks the guest to kick when it transmits, and then looks once more.
     pub fn arm(&mut self) -> Arm<'_> {
-        if self.vring.is_changing() {
+        if self.vring.is_changing() || !self.backlog.is_empty() {
             return Arm::Now;
         }
         let broken = self.vring.is_broken();
@@ -126,7 +147,7 @@ impl Dequeue {
 
     /// Gives the virtqueue back once nothing is in flight; returns whether it did.
     pub fn close(&mut self, ctx: &mut Context<'_>) -> bool {
-        self.vring.close(ctx.mover)
+        self.backlog.is_empty() && self.vring.close(ctx.mover)
     }
 
     /// Submits the copies of newly available chains.
@@ -137,7 +158,7 @@ impl Dequeue {
         burst: &mut Burst,
         dequeued: &mut Dequeued,
     ) -> Result<(), RingError> {
-        let Vring { copies, active, chains, cell, .. } = &mut self.vring;
+        let Self { vring: Vring { copies, active, chains, cell, .. }, backlog, .. } = self;
         let Some(active) = active.as_mut() else { return Ok(()) };
         let Context { mover, cache, clock, burst: most } = &mut *ctx;
         let (most, already) = (*most, dequeued.packets);
@@ -146,7 +167,7 @@ impl Dequeue {
         if !plan.by_core() {
             let wanted = burst_limit(most).min(plan.copies);
             if let Begun::Queued(batch) = copies.begin(mover, &mut plan)
-                && call.submit(batch, wanted)? == Gathered::Some
+                && call.submit(batch, wanted, backlog)? == Gathered::Some
             {
                 return Ok(());
             }
@@ -155,9 +176,9 @@ impl Dequeue {
         }
         let room = call.burst.remaining_capacity().min(most.saturating_sub(already));
         match copies.begin(mover, &mut plan) {
-            Begun::Immediate(batch) => call.submit(batch, room).map(drop),
+            Begun::Immediate(batch) => call.submit(batch, room, backlog).map(drop),
             Begun::Queued(batch) => {
-                let result = call.submit(batch, room);
+                let result = call.submit(batch, room, backlog);
                 self.reap(ctx, burst, dequeued);
                 result.map(drop)
             }
@@ -167,7 +188,7 @@ impl Dequeue {
     /// Publishes what has completed, in order, and moves the packets to `burst`.
     #[inline]
     fn reap(&mut self, ctx: &mut Context<'_>, burst: &mut Burst, dequeued: &mut Dequeued) {
-        let Vring { copies, active, chains, cell, .. } = &mut self.vring;
+        let Self { vring: Vring { copies, active, chains, cell, .. }, backlog, .. } = self;
         let mut ready = copies.ready(ctx.mover);
         let done = ready.len();
         let packets = done.min(burst.remaining_capacity()).min(ctx.burst);
@@ -196,7 +217,7 @@ impl Dequeue {
         let left = ready.retire(packets);
         active.release(cell, packets, left);
         ctx.clock.lap(Stage::Publish);
-        check_headers(burst, first_new, offloads, ctx.cache, dequeued);
+        check_headers(burst, first_new, offloads, ctx.cache, dequeued, backlog);
         ctx.clock.lap(Stage::Header);
     }
 
@@ -241,13 +262,15 @@ impl Call<'_, Dequeued> {
         &mut self,
         mut batch: Batch<'_, InFlight, IMMEDIATE>,
         wanted: usize,
+        backlog: &mut Backlog,
     ) -> Result<Gathered, RingError> {
         let Self { active, cell, chains, cache, clock, burst, done: dequeued } = self;
         let Active { queue, config, offloads, .. } = &mut **active;
         let offloads = *offloads;
         let first_new = burst.len();
         let wanted = wanted.min(batch.packets());
-        let gather = Gather { config, batch: &mut batch, cache, burst, chains, dequeued };
+        let allowance = Allowance::new();
+        let gather = Gather { config, batch: &mut batch, cache, burst, chains, dequeued, allowance };
         let (taken, result) = with_queue!(queue, queue => gather.burst(queue, wanted));
         if taken == 0 {
             return result;
@@ -266,9 +289,9 @@ impl Call<'_, Dequeued> {
             clock.lap(Stage::Publish);
             if list.len() == burst.len() - first_new {
                 // SAFETY: each packet is one copy, which has just been made into its buffer, headers included.
-                unsafe { check_copies(list, burst, first_new, offloads, cache, dequeued) };
+                unsafe { check_copies(list, burst, first_new, offloads, cache, dequeued, backlog) };
             } else {
-                check_headers(burst, first_new, offloads, cache, dequeued);
+                check_headers(burst, first_new, offloads, cache, dequeued, backlog);
             }
             clock.lap(Stage::Header);
         }

@@ -19,6 +19,7 @@ use crate::cell::{VringCell, VringConfig};
 use crate::dirty::Logging;
 use crate::features::NET_HEADER;
 use crate::pieces::{self, MAX_PIECES, Piece, pieces_of};
+use crate::room::{Room, Unfit};
 use crate::vring::{Active, Call, Chains, InFlight, Out, Taken, Vring, burst_limit};
 
 /// What became of a burst.
@@ -185,7 +186,7 @@ impl Call<'_, Submitted> {
         if wanted == 0 {
             return Some(Stop::Full);
         }
-        let Active { queue, config, mergeable, offloads, logging } = &mut **active;
+        let Active { queue, config, mergeable, offloads, logging, room } = &mut **active;
         let pool = cache.pool();
         let (taken, stop) = with_queue!(queue, queue => {
             let mut gather = Gather {
@@ -197,6 +198,7 @@ impl Call<'_, Submitted> {
                 batch: &mut batch,
                 chains,
                 logging: logging.as_deref_mut(),
+                room,
                 ahead: 0,
                 known: 0,
             };
@@ -237,6 +239,7 @@ struct Gather<'a, 'b, Q, const IMMEDIATE: bool> {
     batch: &'a mut Batch<'b, InFlight, IMMEDIATE>,
     chains: &'a mut Chains,
     logging: Option<&'a mut Logging>,
+    room: &'a mut Room,
     /// Entries taken.
     ahead: u16,
     /// Entries that are known to be available.
@@ -265,6 +268,9 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
             }
         };
         self.queue.consume(self.ahead);
+        if stop.is_none() {
+            self.room.forget();
+        }
         (taken, stop)
     }
 
@@ -318,11 +324,19 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
     /// Adds any packet, number `taken` of the batch, whatever chains it takes. On an error nothing is added or taken.
     #[cold]
     fn packet(&mut self, packet: &mut Packet, taken: usize) -> Result<(), Stop> {
+        if self.ahead > 0 {
+            self.room.forget();
+        }
         if self.ahead >= self.known && !self.queue.has(self.ahead)? {
             return Err(Stop::Full);
         }
         if packet.has_offload() && !is_wanted(packet.headroom_bytes(NET_HEADER), &self.offloads) {
             return Err(Stop::Unwanted);
+        }
+        match self.room.refuses((NET_HEADER + self.pool.total_len(packet)) as u32) {
+            Some(Unfit::Never) => return Err(Stop::TooBig),
+            Some(Unfit::Before(entry)) if !self.queue.has(entry)? => return Err(Stop::Full),
+            _ => {}
         }
         let chains = self.packet_in_pieces(packet)?;
         for &out in &chains {
@@ -345,19 +359,22 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
             return Err(Stop::TooBig);
         }
         let from = pieces_of(self.pool, packet);
-        let mut left = from.iter().map(|piece| piece.len).sum::<u32>();
+        let total = from.iter().map(|piece| piece.len).sum::<u32>();
+        let mut left = total;
         let mut to: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
         let mut taken: ArrayVec<Out, MAX_PIECES> = ArrayVec::new();
         // Of all chains together: who offers many empty buffers has the packet dropped, and nobody waits for it meanwhile.
         let mut most = MAX_PIECES;
         let mut ahead = self.ahead;
         while left > 0 {
+            if (!self.mergeable && !taken.is_empty()) || to.is_full() || most == 0 {
+                self.room.note(total - left, Unfit::Never);
+                return Err(Stop::TooBig);
+            }
             // Only as many entries were looked at as there are packets.
             if ahead >= self.known && !self.queue.has(ahead)? {
+                self.room.note(total - left, Unfit::Before(ahead - self.ahead));
                 return Err(Stop::Full);
-            }
-            if (!self.mergeable && !taken.is_empty()) || to.is_full() || most == 0 {
-                return Err(Stop::TooBig);
             }
             let before = left;
             let memory = &self.config.memory;
@@ -369,7 +386,10 @@ impl<Q: DeviceQueue, const IMMEDIATE: bool> Gather<'_, '_, Q, IMMEDIATE> {
                 }
             });
             let chain = match walked {
-                Err(RingError::TooManyBuffers { .. }) if !taken.is_empty() => return Err(Stop::TooBig),
+                Err(RingError::TooManyBuffers { .. }) if !taken.is_empty() => {
+                    self.room.note(total - before, Unfit::Never);
+                    return Err(Stop::TooBig);
+                }
                 walked => walked?,
             };
             taken.push(Out { chain, written: before - left });

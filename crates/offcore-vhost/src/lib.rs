@@ -17,6 +17,7 @@ pub mod frontend;
 pub mod message;
 pub mod pair;
 mod pieces;
+mod room;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod vring;

@@ -25,6 +25,7 @@ use offcore_stats::{Stage, StageClock, tsc};
 use crate::dequeue::Dequeue;
 use crate::enqueue::Enqueue;
 use crate::features::NET_HEADER;
+use crate::room::Allowance;
 use crate::vring::{Chains, Out, Vring, burst_limit};
 use gather::{End, Gather};
 use head::Head;
@@ -113,7 +114,7 @@ impl Pair {
                 self.next_is_ordinary = false;
                 forwarded.next = Next::Ordinary;
             }
-        } else if from.vring.in_flight(ctx.mover) > 0 || to.vring.in_flight(ctx.mover) > 0 {
+        } else if from.in_flight(ctx.mover) > 0 || to.vring.in_flight(ctx.mover) > 0 {
             forwarded.next = Next::Finish;
         } else {
             self.take(ctx, &mut from.vring, &mut to.vring, rewrite, &mut forwarded);
@@ -328,6 +329,8 @@ impl Call<'_> {
             asks: sender.offloads,
             accepts: receiver.offloads,
             mergeable: receiver.mergeable,
+            room: &mut receiver.room,
+            allowance: Allowance::new(),
             forwarded,
         };
         let (taken, end) = with_queue!(&mut sender.queue, tx => with_queue!(&mut receiver.queue, rx =>

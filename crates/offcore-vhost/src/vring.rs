@@ -18,6 +18,7 @@ use crate::cell::{Report, VringCell, VringConfig, Wanted};
 use crate::dirty::Logging;
 use crate::eventfd;
 use crate::features::{self, VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_NET_F_MRG_RXBUF};
+use crate::room::Room;
 
 /// What a worker that wants to sleep has to wait for.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,8 @@ pub(crate) struct Active {
     pub(crate) offloads: Offloads,
     /// What is written is marked, for a guest that migrates.
     pub(crate) logging: Option<Box<Logging>>,
+    /// What is known of the room of a guest's receive ring.
+    pub(crate) room: Room,
 }
 
 impl Active {
@@ -66,6 +69,7 @@ impl Active {
             mergeable: has(VIRTIO_NET_F_MRG_RXBUF),
             offloads: offloads(config.features),
             logging: None,
+            room: Room::default(),
             config,
         };
         active.log();
@@ -75,6 +79,7 @@ impl Active {
     /// Has another configuration of the same start. Nothing is in flight.
     fn adjust(&mut self, config: Arc<VringConfig>) {
         self.config = config;
+        self.room.forget();
         self.log();
     }
 

@@ -12,6 +12,7 @@ use super::{Dequeued, MAX_FRAME, SHORTEST};
 use crate::cell::VringConfig;
 use crate::features::NET_HEADER;
 use crate::pieces::{self, MAX_PIECES, Piece, pieces_of};
+use crate::room::{Allowance, LONGEST_SINGLE};
 use crate::vring::{Chains, InFlight, Out};
 
 /// What became of a list.
@@ -31,6 +32,7 @@ pub(super) struct Gather<'a, 'b, const IMMEDIATE: bool> {
     pub(super) burst: &'a mut Burst,
     pub(super) chains: &'a mut Chains,
     pub(super) dequeued: &'a mut Dequeued,
+    pub(super) allowance: Allowance,
 }
 
 /// Why a chain is not a packet.
@@ -135,7 +137,7 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         let wanted = Wanted {
             direction: Direction::Readable,
             least: SHORTEST as u32,
-            most: self.cache.pool().data_room() as u32,
+            most: (self.cache.pool().data_room() as u32).min(LONGEST_SINGLE),
         };
         let (mut taken, mut ahead) = (0, 0);
         let result = loop {
@@ -168,7 +170,7 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
                 Err(Unfit::ListFull) if taken == 0 => break Ok(Gathered::NoRoom),
                 Err(_) => break Ok(Gathered::Some),
             }
-            if ahead >= known {
+            if ahead >= known || self.allowance.is_used_up() {
                 break Ok(Gathered::Some);
             }
         };
@@ -247,6 +249,7 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
             total += len as usize;
         });
         let chain = walked.map_err(Unfit::Broken)?;
+        self.allowance.spend(MAX_PIECES - most, total);
         if total < SHORTEST {
             return Err(Unfit::TooShort(chain));
         }

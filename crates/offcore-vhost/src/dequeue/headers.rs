@@ -5,23 +5,28 @@ use offcore_mem::{Burst, Packet, PoolCache};
 use offcore_wire::virtio_net::{self, NetHeader, Offloads};
 
 use super::Dequeued;
+use super::backlog::{Backlog, LITTLE};
 use crate::features::NET_HEADER;
 
 /// Bits of the first two bytes of a virtio-net header that asks for something: `flags` and `gso_type`.
 const ASKS: u16 = u16::from_le_bytes([virtio_net::VIRTIO_NET_HDR_F_NEEDS_CSUM, u8::MAX]);
+
+/// Those of the second.
+const GSO: u16 = u16::from_le_bytes([0, u8::MAX]);
 
 /// Does what [`check_headers`] does, of packets that are each made by one of `copies`.
 ///
 /// # Safety
 /// Each of the copies is of two bytes at least, into memory that is there and that nobody writes.
 #[inline(always)]
-pub(crate) unsafe fn check_copies(
+pub(super) unsafe fn check_copies(
     copies: &[CopyOp],
     burst: &mut Burst,
     first: usize,
     offloads: Offloads,
     cache: &mut PoolCache,
     dequeued: &mut Dequeued,
+    backlog: &mut Backlog,
 ) {
     let (mut asked, mut bytes) = (0, 0);
     for copy in copies {
@@ -33,17 +38,22 @@ pub(crate) unsafe fn check_copies(
     dequeued.bytes += bytes - (NET_HEADER * copies.len()) as u64;
     if asked & ASKS != 0 {
         check_offloads(burst, first, offloads, cache, dequeued);
+        // Nearly always it is the checksums of short packets.
+        if asked & GSO != 0 || dequeued.bytes > LITTLE {
+            backlog.keep_back(burst, first, cache.pool(), dequeued);
+        }
     }
 }
 
 /// Counts the packets from `first` on, and looks at those whose virtio-net header asks for something.
 #[inline(always)]
-pub(crate) fn check_headers(
+pub(super) fn check_headers(
     burst: &mut Burst,
     first: usize,
     offloads: Offloads,
     cache: &mut PoolCache,
     dequeued: &mut Dequeued,
+    backlog: &mut Backlog,
 ) {
     let (mut asked, mut bytes) = (0, 0);
     for packet in &burst[first..] {
@@ -56,6 +66,10 @@ pub(crate) fn check_headers(
     dequeued.bytes += bytes;
     if asked & ASKS != 0 || !Packet::all_plain(&burst[first..]) {
         check_offloads(burst, first, offloads, cache, dequeued);
+        // Nearly always it is the checksums of short packets.
+        if asked & GSO != 0 || dequeued.bytes > LITTLE {
+            backlog.keep_back(burst, first, cache.pool(), dequeued);
+        }
     }
 }
 

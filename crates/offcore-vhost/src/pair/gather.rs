@@ -16,6 +16,7 @@ use crate::dequeue::MAX_FRAME;
 use crate::dequeue::headers::asked_for;
 use crate::features::NET_HEADER;
 use crate::pieces::{self, MAX_PIECES, Piece};
+use crate::room::{Allowance, LONGEST_SINGLE, Room, Unfit};
 use crate::vring::{Chains, Out};
 
 /// Packets that a run is to have at most after one that was cut short.
@@ -46,6 +47,9 @@ pub(super) struct Gather<'a, 'b, const IMMEDIATE: bool> {
     pub(super) accepts: Offloads,
     /// Whether a packet may take several of the receiver's chains.
     pub(super) mergeable: bool,
+    /// What is known of the receiver's next chains.
+    pub(super) room: &'a mut Room,
+    pub(super) allowance: Allowance,
     pub(super) forwarded: &'a mut Forwarded,
 }
 
@@ -110,6 +114,9 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
                 rx.push_used_singles(received, entered as u16, Direction::Writable);
             }
             (sent, received, taken) = (sent + entered as u16, received + entered as u16, taken + entered);
+            if entered > 0 {
+                self.room.forget();
+            }
             // What was looked at in vain is looked at again: where a run was cut short, the next one reaches less far, so
             // that what two guests have arranged between each other stays linear.
             let full = entered == usize::from(most);
@@ -137,6 +144,12 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
             match self.several(tx, rx, (sent, received, taken), rewrite) {
                 Ok((tx_entries, rx_entries)) => {
                     (sent, received, taken) = (sent + tx_entries, received + rx_entries, taken + 1);
+                    if rx_entries > 0 {
+                        self.room.forget();
+                    }
+                    if self.allowance.is_used_up() {
+                        break End::Done;
+                    }
                 }
                 Err(end) => break end,
             }
@@ -158,7 +171,7 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
     ) -> ArrayVec<Job, BURST> {
         let mut jobs: ArrayVec<Job, BURST> = ArrayVec::new();
         let most = usize::from(most).min(self.batch.room()).min(BURST) as u16;
-        let (least, longest) = (head::LEAST as u32, MAX_FRAME as u32);
+        let (least, longest) = (head::LEAST as u32, LONGEST_SINGLE);
         let wanted = Wanted { direction: Direction::Readable, least, most: longest };
         for from in &*tx.singles(sent, most, &self.sender.memory, wanted) {
             prefetch::read(from.addr().as_ptr());
@@ -282,6 +295,7 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
             total += buffer.len as usize;
         });
         let chain = walked.map_err(End::Sender)?;
+        self.allowance.spend(MAX_PIECES - most, total);
         if !(head::LEAST..=MAX_FRAME + NET_HEADER).contains(&total) {
             let short = total < head::LEAST;
             self.forwarded.malformed += usize::from(short);
@@ -291,33 +305,9 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
         }
         let mut to: ArrayVec<Piece, MAX_PIECES> = ArrayVec::new();
         let mut out: ArrayVec<Out, MAX_PIECES> = ArrayVec::new();
-        let (mut left, mut ahead) = (total as u32, received);
-        // Of all chains together, as on the ordinary way.
-        let mut most = MAX_PIECES;
-        while left > 0 {
-            if !rx.has(ahead).map_err(End::Receiver)? {
-                return Err(End::Ordinary);
-            }
-            if (!self.mergeable && !out.is_empty()) || to.is_full() || most == 0 {
-                return Ok(self.drop_too_big(tx, taken, chain, total));
-            }
-            let before = left;
-            let walked = rx.walk(ahead, &self.receiver.memory, Direction::Writable, &mut most, |buffer| {
-                let len = buffer.len.min(left);
-                if len > 0 && !to.is_full() {
-                    to.push(Piece { addr: buffer.addr.as_ptr(), len });
-                    left -= len;
-                }
-            });
-            let receiving = match walked {
-                Err(RingError::TooManyBuffers { .. }) if !out.is_empty() => {
-                    return Ok(self.drop_too_big(tx, taken, chain, total));
-                }
-                walked => walked.map_err(End::Receiver)?,
-            };
-            out.push(Out { chain: receiving, written: before - left });
-            ahead += receiving.entries;
-        }
+        let Some(entries) = self.chains_for(rx, received, total as u32, (&mut to, &mut out))? else {
+            return Ok(self.drop_too_big(tx, taken, chain, total));
+        };
         if from.len() + to.len() > self.batch.room() {
             return Err(End::NoRoom);
         }
@@ -354,6 +344,56 @@ impl<const IMMEDIATE: bool> Gather<'_, '_, IMMEDIATE> {
             self.batch.holder(taken).enter(chain, to, frame);
             self.batch.enter_filled();
         }
-        Ok((chain.entries, ahead - received))
+        Ok((chain.entries, entries))
+    }
+
+    /// Takes the receiver's chains apart, from `received` on, that a packet of `total` bytes goes to; how many entries they
+    /// are, or none where they are too short.
+    fn chains_for<T: DeviceQueue>(
+        &mut self,
+        rx: &mut T,
+        received: u16,
+        total: u32,
+        (to, out): (&mut ArrayVec<Piece, MAX_PIECES>, &mut ArrayVec<Out, MAX_PIECES>),
+    ) -> Result<Option<u16>, End> {
+        match self.room.refuses(total) {
+            Some(Unfit::Never) => return Ok(None),
+            Some(Unfit::Before(entry)) if !rx.has(received + entry).map_err(End::Receiver)? => {
+                return Err(End::Ordinary);
+            }
+            _ => {}
+        }
+        let (mut left, mut ahead) = (total, received);
+        // Of all chains together, as on the ordinary way.
+        let mut most = MAX_PIECES;
+        while left > 0 {
+            if (!self.mergeable && !out.is_empty()) || to.is_full() || most == 0 {
+                self.room.note(total - left, Unfit::Never);
+                return Ok(None);
+            }
+            if !rx.has(ahead).map_err(End::Receiver)? {
+                self.room.note(total - left, Unfit::Before(ahead - received));
+                return Err(End::Ordinary);
+            }
+            let before = left;
+            let walked = rx.walk(ahead, &self.receiver.memory, Direction::Writable, &mut most, |buffer| {
+                let len = buffer.len.min(left);
+                if len > 0 && !to.is_full() {
+                    to.push(Piece { addr: buffer.addr.as_ptr(), len });
+                    left -= len;
+                }
+            });
+            let receiving = match walked {
+                Err(RingError::TooManyBuffers { .. }) if !out.is_empty() => {
+                    self.room.note(total - before, Unfit::Never);
+                    return Ok(None);
+                }
+                walked => walked.map_err(End::Receiver)?,
+            };
+            out.push(Out { chain: receiving, written: before - left });
+            ahead += receiving.entries;
+        }
+        self.allowance.spend(MAX_PIECES - most, 0);
+        Ok(Some(ahead - received))
     }
 }
