@@ -2,6 +2,7 @@
 //!
 //! * [`fdb`]: which station is behind which port, shared by all workers,
 //! * [`vlan`]: which port is in which VLAN, [`tag`]: the tag in a packet,
+//! * [`stations`]: which addresses are a port's in any case,
 //! * [`limit`]: how much a port may have flooded.
 //!
 //! Each worker has one [`Bridge`], with queues of its own of every port. A round of it takes a burst from each RX queue,
@@ -11,6 +12,7 @@
 
 pub mod fdb;
 pub mod limit;
+pub mod stations;
 pub mod tag;
 pub mod vlan;
 
@@ -29,6 +31,7 @@ use offcore_wire::MacAddr;
 use crate::worker::task::{Task, WakeSource, work};
 use fdb::{Fdb, Learned, MAX_PORTS, Station};
 use limit::FloodLimit;
+use stations::{StationRule, Stations};
 use tag::TagError;
 use vlan::{VlanRule, Vlans};
 
@@ -44,6 +47,8 @@ pub struct BridgeConfig {
     pub flood_limit: Option<u64>,
     /// VLANs of ports; what is not said of any port: every VLAN, and tags stay.
     pub vlans: Vec<VlanRule>,
+    /// Addresses that are a port's in any case, and ports that are locked.
+    pub stations: Vec<StationRule>,
 }
 
 impl BridgeConfig {
@@ -55,7 +60,13 @@ impl BridgeConfig {
 
 impl Default for BridgeConfig {
     fn default() -> Self {
-        Self { ageing: Self::AGEING, addresses: Self::ADDRESSES, flood_limit: None, vlans: Vec::new() }
+        Self {
+            ageing: Self::AGEING,
+            addresses: Self::ADDRESSES,
+            flood_limit: None,
+            vlans: Vec::new(),
+            stations: Vec::new(),
+        }
     }
 }
 
@@ -74,6 +85,8 @@ named! {
         /// Packets that have no other port to go to: their station is behind the port itself, their VLAN has no other port,
         /// the port does not take their tag, or their address is one that bridges keep to themselves.
         Filtered = "filtered",
+        /// Packets from an address that is another port's, or that a locked port lacks.
+        Refused = "refused",
     }
 }
 
@@ -82,6 +95,7 @@ named! {
 pub struct Shared {
     pub fdb: Fdb,
     vlans: Vlans,
+    stations: Stations,
     learns: bool,
     limits: Option<Vec<FloodLimit>>,
 }
@@ -93,6 +107,7 @@ impl Shared {
         Self {
             fdb: Fdb::new(config.addresses, ports),
             vlans: Vlans::new(ports, &config.vlans),
+            stations: Stations::new(&config.stations),
             learns: !config.ageing.is_zero(),
             limits: config.flood_limit.map(limits),
         }
@@ -243,7 +258,7 @@ impl Bridge {
 
     #[inline]
     fn decide_one(&self, port: usize, frame: &[u8], now: u64) -> Result<Decision, Malformed> {
-        let Shared { fdb, vlans, learns, .. } = &*self.shared;
+        let Shared { fdb, vlans, stations, learns, .. } = &*self.shared;
         let tag = tag::vlan_of(frame).map_err(|_| Malformed)?;
         let (Some(&[a, b, c, d, e, f]), Some(&source)) = (frame.first_chunk(), frame[6..].first_chunk())
         else {
@@ -260,17 +275,26 @@ impl Bridge {
             self.count(port, Count::Filtered);
             return Ok(nowhere);
         };
-        let mut known = None;
-        if *learns {
+        let (mut known, mut learns) = (None, *learns);
+        if stations.any() {
+            let owner = stations.find(source);
+            if !stations.admit(port, owner) {
+                self.count(port, Count::Refused);
+                return Ok(nowhere);
+            }
+            known = stations.find(destination);
+            learns &= owner.is_none();
+        }
+        if learns {
             match fdb.learn(Station::new(vlan, source), port, now) {
                 Learned::Known => {}
                 Learned::New => self.count(port, Count::Learned),
                 Learned::Moved => self.count(port, Count::Moved),
                 Learned::Full => self.count(port, Count::NotLearned),
             }
-            if !destination.is_multicast() {
-                known = fdb.find(Station::new(vlan, destination), now);
-            }
+        }
+        if known.is_none() && self.shared.learns && !destination.is_multicast() {
+            known = fdb.find(Station::new(vlan, destination), now);
         }
         let others = vlans.members(vlan) & !(1 << port);
         let (targets, flood) = match known {

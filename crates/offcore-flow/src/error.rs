@@ -36,6 +36,8 @@ pub enum Field {
     Sizes,
     SplitAt,
     Vlans,
+    /// Addresses of ports.
+    Stations,
 }
 
 impl Field {

@@ -222,6 +222,8 @@ pub struct BridgePortReport {
     pub flood_limited: u64,
     /// Packets from the port that have no other one to go to.
     pub filtered: u64,
+    /// Packets from an address that is another port's, or that the locked port lacks.
+    pub refused: u64,
 }
 
 /// The learning switch.
@@ -358,7 +360,7 @@ fn bridge_port<'a>(report: &'a mut BridgeReport, name: &str) -> &'a mut BridgePo
 fn bridge(report: &mut BridgeReport, what: &str, block: &Snapshot) {
     if let Some((name, _)) = what.split_once('/') {
         let port = bridge_port(report, name);
-        read!(block, port += learned moved not_learned flooded flood_limited filtered);
+        read!(block, port += learned moved not_learned flooded flood_limited filtered refused);
         return;
     }
     for (name, value) in block.counters.iter().filter(|(name, _)| name != "addresses") {

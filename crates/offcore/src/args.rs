@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use offcore_dma::Mode;
+use offcore_flow::bridge::stations::StationRule;
 use offcore_flow::bridge::vlan::VlanRule;
 use offcore_flow::mirror::Direction;
 use offcore_flow::{DmaMap, Idle, Simulator, Topology};
@@ -214,6 +215,11 @@ pub(crate) struct BridgeArgs {
     /// every VLAN, and tags stay as they are
     #[arg(long = "vlan", value_name = "RULE")]
     pub vlans: Vec<VlanRule>,
+
+    /// With l2: PORT=MAC,MAC,...[,locked], addresses that are the port's and no other one's (`bridge fdb add MAC dev PORT
+    /// static`); locked: packets from any other address are dropped; once for each port
+    #[arg(long = "fdb", value_name = "RULE")]
+    pub stations: Vec<StationRule>,
 }
 
 /// A mirror as it is written.

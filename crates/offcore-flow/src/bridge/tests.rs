@@ -210,6 +210,51 @@ fn without_ageing_everything_is_flooded() {
     assert_eq!((setup.count(0, "learned"), setup.shared.fdb.addresses()), (0, 0));
 }
 
+/// A bridge of three ports with these rules.
+fn pinned(rules: &[&str], ageing: Duration) -> Setup {
+    let stations = rules.iter().map(|rule| rule.parse().unwrap()).collect();
+    Setup::new(3, &BridgeConfig { stations, ageing, ..BridgeConfig::default() })
+}
+
+#[test]
+fn nobody_claims_an_address_that_is_a_ports() {
+    // Whether or not stations are learned.
+    for ageing in [BridgeConfig::AGEING, Duration::ZERO] {
+        let mut setup = pinned(&["0=02:00:00:00:00:08"], ageing);
+        for tag in [None, Some(5)] {
+            assert_eq!(setup.pass(1, &frame(mac(8), mac(9), tag, b"before it has sent")), [0]);
+            assert_eq!(setup.pass(2, &frame(mac(0), mac(8), tag, b"thief")), NOWHERE);
+            assert_eq!(setup.pass(1, &frame(mac(8), mac(9), tag, b"still")), [0]);
+            assert_eq!(setup.pass(0, &frame(mac(0), mac(8), tag, b"itself")), [1, 2]);
+        }
+        assert_eq!(
+            (setup.count(2, "refused"), setup.count(2, "learned"), setup.count(2, "moved")),
+            (2, 0, 0)
+        );
+        assert_eq!((setup.count(0, "refused"), setup.count(0, "learned")), (0, 0));
+        // The port may have other stations, too.
+        assert_eq!(setup.pass(0, &frame(mac(0), mac(7), None, b"neighbour")), [1, 2]);
+        setup.assert_all_free();
+    }
+}
+
+#[test]
+fn a_locked_port_sends_from_its_addresses_only() {
+    let mut setup =
+        pinned(&["1=02:00:00:00:00:08,02:00:00:00:00:09,locked", "2=locked"], BridgeConfig::AGEING);
+    for own in [8, 9] {
+        assert_eq!(setup.pass(1, &frame(mac(0), mac(own), None, b"own")), [0, 2]);
+    }
+    assert_eq!(setup.pass(1, &frame(mac(0), mac(7), None, b"other")), NOWHERE);
+    assert_eq!(setup.pass(2, &frame(mac(0), mac(7), None, b"any")), NOWHERE);
+    assert_eq!(setup.pass(0, &frame(mac(0), mac(7), None, b"learned here")), [1, 2]);
+    assert_eq!(setup.pass(1, &frame(mac(7), mac(8), None, b"to it")), [0]);
+    let counts = |port| ["learned", "moved", "refused"].map(|name| setup.count(port, name));
+    assert_eq!([0, 1, 2].map(counts), [[1, 0, 0], [0, 0, 1], [0, 0, 1]]);
+    assert_eq!(setup.shared.fdb.addresses(), 1);
+    setup.assert_all_free();
+}
+
 #[test]
 fn full_database_floods() {
     let mut setup = Setup::new(2, &BridgeConfig { addresses: 4, ..BridgeConfig::default() });

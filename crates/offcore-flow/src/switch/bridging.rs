@@ -33,7 +33,18 @@ pub(super) fn check(config: &BridgeConfig, ports: usize) -> Result<(), SwitchErr
         return Field::Vlans
             .refuse(format!("port {} twice, expected it once, with all its VLANs", twice.port));
     }
-    Field::Vlans.check_ports(ports, named.into_iter())
+    Field::Vlans.check_ports(ports, named.into_iter())?;
+    let (mut named, mut addresses) = (BTreeSet::new(), BTreeSet::new());
+    for rule in &config.stations {
+        if !named.insert(rule.port) {
+            return Field::Stations
+                .refuse(format!("port {} twice, expected it once, with all its addresses", rule.port));
+        }
+        if let Some(twice) = rule.addresses.iter().find(|address| !addresses.insert(**address)) {
+            return Field::Stations.refuse(format!("{twice} of two ports, expected it of one"));
+        }
+    }
+    Field::Stations.check_ports(ports, named.into_iter())
 }
 
 /// Each worker needs a queue of every port.

@@ -35,6 +35,7 @@ const fn flag(field: Field) -> &'static str {
         Field::Sizes => "--size",
         Field::SplitAt => "--split",
         Field::Vlans => "--vlan",
+        Field::Stations => "--fdb",
     }
 }
 

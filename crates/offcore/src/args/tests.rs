@@ -28,6 +28,7 @@ fn values_of_every_flag() {
         "--flood-limit=100",
         "--vlan=0=access:10",
         "--vlan=1=trunk:10,20-30,native=1",
+        "--fdb=1=02:00:00:00:00:01,locked",
         "--mirror=0:rx=pcap:-,m.pcap",
         "--mirror=1=tap:mon,queues=2",
         "--dma=0.txq0@core:1+core:2",
@@ -51,9 +52,10 @@ fn values_of_every_flag() {
     assert_eq!(args.at.ports.len(), 2);
     assert_eq!((args.forward, args.port_topology), (ForwardArg::Mac, Topology::Chained));
     assert_eq!(args.eth_peers, [(1, MacAddr([2, 0, 0, 0, 0, 9]))]);
-    let BridgeArgs { ageing, fdb_size, flood_limit, vlans } = args.bridge;
+    let BridgeArgs { ageing, fdb_size, flood_limit, vlans, stations } = args.bridge;
     assert_eq!((ageing, fdb_size, flood_limit), (Some(Duration::from_millis(500)), Some(10), Some(100)));
     assert_eq!(vlans.iter().map(|rule| rule.port).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(stations.iter().map(ToString::to_string).collect::<Vec<_>>(), ["1=02:00:00:00:00:01,locked"]);
     let mirrors = args.mirrors.iter().map(|m| (m.port, m.direction, m.spec.to_string()));
     let expected =
         [(0, Direction::Rx, "pcap:-,m.pcap".into()), (1, Direction::Both, "tap:mon,queues=2".into())];
@@ -83,6 +85,12 @@ fn bad_value_names_flag_and_expectation() {
         ("--flood-limit", "0", "from 1"),
         ("--vlan", "0=hybrid:1", "PORT=access:VLAN"),
         ("--vlan", "0=access:5000", "1 to 4094"),
+        ("--fdb", "02:00:00:00:00:01", "no '='"),
+        ("--fdb", "a=02:00:00:00:00:01", "'a' is no port number"),
+        ("--fdb", "0=02:00:00:00:00", "expected PORT=MAC"),
+        ("--fdb", "0=01:00:5e:00:00:01", "expected a unicast one"),
+        ("--fdb", "0=locked,locked", "expected it once"),
+        ("--fdb", "0=02:00:00:00:00:01,02:00:00:00:00:01", "given twice"),
         ("--mirror", "pcap:-,m", "no '='"),
         ("--mirror", "0:up=pcap:-,m", "expected rx, tx or both"),
         ("--mirror", "0=ring:m", "kind 'ring' is not known"),

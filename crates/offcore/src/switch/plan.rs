@@ -106,12 +106,13 @@ fn mirrors(args: &SwitchArgs, ports: &[PortSpec]) -> Result<Vec<Mirror>, String>
 }
 
 fn bridge(args: &SwitchArgs) -> Result<BridgeConfig, String> {
-    let BridgeArgs { ageing, fdb_size, flood_limit, vlans } = &args.bridge;
+    let BridgeArgs { ageing, fdb_size, flood_limit, vlans, stations } = &args.bridge;
     let given = [
         ("--ageing", ageing.is_some()),
         ("--fdb-size", fdb_size.is_some()),
         ("--flood-limit", flood_limit.is_some()),
         ("--vlan", !vlans.is_empty()),
+        ("--fdb", !stations.is_empty()),
     ];
     if let Some((flag, _)) = given.into_iter().find(|&(_, given)| given && args.forward != ForwardArg::L2) {
         return Err(format!(
@@ -124,6 +125,7 @@ fn bridge(args: &SwitchArgs) -> Result<BridgeConfig, String> {
         addresses: fdb_size.unwrap_or(BridgeConfig::ADDRESSES),
         flood_limit: flood_limit.map(|pps| pps as u64),
         vlans: vlans.clone(),
+        stations: stations.clone(),
     })
 }
 
@@ -320,11 +322,21 @@ mod tests {
             ("--port gen: --no-mac-updating", &["--no-mac-updating", "--forward io"]),
             ("--port gen: --port gen: --ageing 5", &["--ageing", "--forward l2", "--forward io"]),
             ("--port gen: --port gen: --vlan 0=access:1", &["--vlan", "--forward l2"]),
+            ("--port gen: --port gen: --fdb 0=02:00:00:00:00:01", &["--fdb", "--forward l2"]),
             ("--port gen: --forward l2", &["--port: 1, expected 2 to 64"]),
             ("--port gen: --port gen: --forward l2 --vlan 2=access:1", &["--vlan: port 2", "2 ports"]),
             (
                 "--port gen: --port gen: --forward l2 --vlan 1=access:1 --vlan 1=access:2",
                 &["--vlan", "port 1 twice"],
+            ),
+            ("--port gen: --port gen: --forward l2 --fdb 2=locked", &["--fdb: port 2", "2 ports"]),
+            (
+                "--port gen: --port gen: --forward l2 --fdb 1=locked --fdb 1=locked",
+                &["--fdb", "port 1 twice"],
+            ),
+            (
+                "--port gen: --port gen: --forward l2 --fdb 0=02:00:00:00:00:01 --fdb 1=02:00:00:00:00:01",
+                &["--fdb", "of two ports"],
             ),
             ("--port gen: --mirror 1=pcap:-,m", &["--mirror: port 1", "one port"]),
             ("--port gen: --mirror 0=pcap:-,m --mirror 0=pcap:-,m", &["--mirror 0=", "twice"]),

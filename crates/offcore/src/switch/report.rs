@@ -221,9 +221,10 @@ fn bridge(bridge: &BridgeReport) -> String {
             port.flooded.to_string(),
             port.flood_limited.to_string(),
             port.filtered.to_string(),
+            port.refused.to_string(),
         ]
     });
-    columns("<bridge|learned|moved|aged|not learned|flooded|over flood limit|filtered", rows)
+    columns("<bridge|learned|moved|aged|not learned|flooded|over flood limit|filtered|refused", rows)
         + &format!("  {} addresses known\n", bridge.addresses)
 }
 
@@ -403,8 +404,8 @@ mod tests {
         let report = Report { bridge, ..report() };
         let text = tables(&Line::interval(&report, &[]));
         let expected = "
-  bridge  learned  moved  aged  not learned  flooded  over flood limit  filtered
-  port0        12      0     0            0        3                 0         0
+  bridge  learned  moved  aged  not learned  flooded  over flood limit  filtered  refused
+  port0        12      0     0            0        3                 0         0        0
   11 addresses known
 ";
         assert!(text.contains(expected), "{text}");
