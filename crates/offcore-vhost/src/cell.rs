@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use offcore_dma::Binding;
+use offcore_dma::mover::MoverError;
 use offcore_mem::GuestMemory;
 use offcore_ring::{Layout, RingError};
 use offcore_stats::Counter;
@@ -63,6 +64,8 @@ pub struct Report {
     /// Where the ring goes on: what GET_VRING_BASE answers. Kept when the ring is stopped.
     pub base: u32,
     pub broken: Option<RingError>,
+    /// Why the binding is not in force, and the core copies.
+    pub refused: Option<MoverError>,
 }
 
 #[derive(Debug)]
@@ -143,7 +146,7 @@ impl VringCell {
             // Nobody uses the ring: the change is in force at once.
             state.acknowledged = generation;
             if let Some(vring) = &state.wanted.vring {
-                state.report = Report { base: vring.base, broken: None };
+                state.report = Report { base: vring.base, ..Report::default() };
             }
         }
         self.generation.store(generation, Ordering::Release);
@@ -192,7 +195,7 @@ impl VringCell {
                 report
             }
             // It has not seen this one.
-            Some(vring) => Report { base: vring.base, broken: None },
+            Some(vring) => Report { base: vring.base, ..Report::default() },
             None => report,
         };
         state.attached = false;

@@ -325,6 +325,7 @@ impl Vring {
         if !same {
             self.take_up(mover, wanted.vring.clone());
         }
+        self.report.refused = None;
         if wanted.binding != self.binding {
             self.bind(mover, &wanted.binding);
         }
@@ -333,12 +334,13 @@ impl Vring {
     }
 
     /// Lets somebody else copy. What mode `auto` has learnt and counted is forgotten, so this is only for a binding that
-    /// is another one.
+    /// is another one. That it was refused is for the control side to say: a guest that starts its queue again and again has it
+    /// tried again, and must not have the worker wait for whoever reads the log.
     fn bind(&mut self, mover: &mut Mover, binding: &Binding) {
         self.binding = match self.copies.bind(mover, binding) {
             Ok(()) => binding.clone(),
             Err(error) => {
-                tracing::error!(queue = self.cell.queue(), %error, "binding refused; the core copies");
+                self.report.refused = Some(error);
                 let core = Binding { weight: binding.weight, ..Binding::core() };
                 let bound = self.copies.bind(mover, &core);
                 debug_assert!(bound.is_ok(), "no channel, so none is missing");

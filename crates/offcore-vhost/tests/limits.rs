@@ -3,14 +3,18 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use offcore_dma::core::{CoreDevice, Stepper};
+use offcore_dma::mover::MoverError;
 use offcore_dma::{Binding, ChannelId, Device, Mode};
 use offcore_mem::Burst;
 use offcore_ring::RingError;
 use offcore_ring::{device::Direction, driver};
 use offcore_vhost::testing::*;
 use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 /// A worker with a channel of `ring` operations and one virtqueue bound to it.
 struct Rig {
@@ -181,6 +185,59 @@ fn impossible_binding_uses_the_core() {
     let mut burst = t.worker.packets(0, &[500]);
     enqueue.submit(&mut t.worker.ctx(), &mut burst);
     assert_eq!(receiver.receive(&t.guest).unwrap()[12..], pattern(0, 500));
+    assert!(matches!(t.cell.report().refused, Some(MoverError::NoChannel(_))));
+    t.cell.publish(|wanted| wanted.binding = Binding::core());
+    enqueue.submit(&mut t.worker.ctx(), &mut burst);
+    assert_eq!(t.cell.report().refused, None);
+}
+
+/// Counts what is logged.
+struct Counting(Arc<AtomicUsize>);
+
+impl Subscriber for Counting {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// Whoever reads the log may be slow: a worker does not write there, whatever its front end and its guest do again and again.
+#[test]
+fn workers_log_nothing() {
+    let logged = Arc::new(AtomicUsize::new(0));
+    tracing::subscriber::with_default(Counting(Arc::clone(&logged)), || {
+        let mut t = rig(0, 64);
+        let mut enqueue = t.enqueue();
+        let channels = vec![channel_of_another_mover()];
+        t.cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, channels));
+        for _ in 0..3 {
+            start(&t.cell, t.guest.config(FEATURES));
+            let mut burst = t.worker.packets(0, &[500]);
+            enqueue.submit(&mut t.worker.ctx(), &mut burst);
+            // More available than there are.
+            t.guest.write(GUEST + 0x8_0000 + 2, &1000u16.to_le_bytes());
+            enqueue.submit(&mut t.worker.ctx(), &mut burst);
+            t.worker.cache.free_all(burst);
+            let report = t.cell.report();
+            assert!(report.broken.is_some() && report.refused.is_some());
+        }
+    });
+    assert_eq!(logged.load(Ordering::Relaxed), 0);
 }
 
 /// Front ends exchange eventfds while they run (QEMU masks an interrupt in this way), stop, and start again.

@@ -56,7 +56,6 @@ impl Worker {
             if left != last {
                 (last, progress) = (left, Instant::now());
             } else if progress.elapsed() > TIMEOUT {
-                tracing::error!(left, "packets in flight were never completed");
                 return left;
             }
         }

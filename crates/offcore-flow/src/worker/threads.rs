@@ -47,7 +47,11 @@ impl Threads {
     pub(crate) fn stop(&mut self) -> usize {
         self.stop.store(true, Ordering::Relaxed);
         // A worker that panicked has said so already; its packets are counted by nobody.
-        self.threads.drain(..).map(|thread| thread.join().unwrap_or(0)).sum()
+        let left = self.threads.drain(..).map(|thread| thread.join().unwrap_or(0)).sum();
+        if left > 0 {
+            tracing::error!(left, "packets in flight were never completed");
+        }
+        left
     }
 }
 

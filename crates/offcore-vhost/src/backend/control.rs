@@ -131,8 +131,8 @@ impl Control {
             }
             if looked.elapsed() >= LOOK {
                 looked = Instant::now();
-                for broken in session.look()? {
-                    self.record(broken);
+                for found in session.look()? {
+                    self.record(found);
                     session.show();
                 }
             }

@@ -1,5 +1,6 @@
 //! Why a message was refused, or a connection ended.
 
+use offcore_dma::mover::MoverError;
 use offcore_mem::guest::TableError;
 use offcore_mem::mapping::MemoryError;
 use offcore_ring::RingError;
@@ -85,6 +86,8 @@ pub enum ControlError {
     Vanished,
     /// virtqueue {queue} is broken until the guest resets it: {source}
     Broken { queue: u16, source: RingError },
+    /// virtqueue {queue} is copied by the core, and not by whom it is mapped to: {source}
+    Refused { queue: u16, source: MoverError },
 }
 
 impl ControlError {

@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use offcore_dma::mover::MoverError;
 use offcore_mem::GuestMemory;
 use offcore_ring::{Layout, RingError};
 use rustix::fs::OFlags;
@@ -47,6 +48,8 @@ pub(super) struct Ring {
     /// Its parts are in memory that has not been added yet, or was removed: it starts when they are there.
     pub(super) waits: bool,
     pub(super) broken: Option<RingError>,
+    /// What was said of its binding.
+    pub(super) refused: Option<MoverError>,
 }
 
 impl Ring {
@@ -65,6 +68,7 @@ impl Ring {
             running: false,
             waits: false,
             broken: None,
+            refused: None,
         }
     }
 

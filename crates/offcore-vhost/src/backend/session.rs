@@ -206,20 +206,25 @@ impl Session {
         if log_vanished || self.memory.as_ref().is_some_and(|memory| memory.vanished()) {
             return Err(ControlError::Vanished);
         }
-        let mut broken = Vec::new();
+        let mut found = Vec::new();
         for (ring, cell) in self.rings.iter_mut().zip(self.device.cells()) {
             if !ring.running || ring.broken.is_some() {
                 continue;
             }
-            ring.broken = cell.report().broken;
+            let report = cell.report();
+            if std::mem::replace(&mut ring.refused, report.refused) != report.refused {
+                found
+                    .extend(report.refused.map(|source| ControlError::Refused { queue: ring.queue, source }));
+            }
+            ring.broken = report.broken;
             if let Some(source) = ring.broken {
                 if let Some(err) = &ring.err {
                     eventfd::signal(err.as_fd());
                 }
-                broken.push(ControlError::Broken { queue: ring.queue, source });
+                found.push(ControlError::Broken { queue: ring.queue, source });
             }
         }
-        Ok(broken)
+        Ok(found)
     }
 
     /// Tells the application what has changed since it was last told.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use offcore_dma::Binding;
+use offcore_dma::mover::MoverError;
 use offcore_mem::{GuestMemory, Hugepages, Mapping};
 use offcore_ring::RingError;
 
@@ -60,7 +61,7 @@ impl Worker {
         let (mut applied, mut wanted) = cell.attach().expect("no other worker");
         let worker = Arc::clone(&cell);
         let thread = std::thread::spawn(move || {
-            let report = || Report { base: state.base.load(Ordering::Relaxed), broken: None };
+            let report = || Report { base: state.base.load(Ordering::Relaxed), ..Report::default() };
             let mut start = None;
             let mut apply = |applied: u32, wanted: &Wanted| {
                 let before = std::mem::replace(&mut start, wanted.vring.as_ref().map(|vring| vring.start));
@@ -97,7 +98,7 @@ impl Worker {
 
     fn break_down(&self, error: RingError) {
         let base = self.control.base.load(Ordering::Relaxed);
-        self.cell.report_broken(Report { base, broken: Some(error) });
+        self.cell.report_broken(Report { base, broken: Some(error), refused: None });
     }
 }
 
@@ -451,6 +452,24 @@ fn broken_virtqueue_stays_down() {
     peer.start(0);
     assert!(backend.cells()[0].wanted().vring.is_some());
     assert_eq!(backend.device().status().vrings[0].broken, None);
+}
+
+/// What a worker found is said by the control thread.
+#[test]
+fn refused_binding_is_said_by_control() {
+    let backend = backend("refused", TIMEOUT, ());
+    let worker = Worker::new(&backend.cells()[0]);
+    let mut peer = Peer::new(&backend);
+    peer.start(0);
+    worker.advance_to(0);
+    worker.cell.wait(TIMEOUT).unwrap();
+    let refused = Some(MoverError::NoChannel(7));
+    worker.cell.report_broken(Report { base: 0, broken: None, refused });
+    until("seen", || backend.device().status().last_error.is_some());
+    assert_eq!(
+        backend.device().status().last_error.unwrap().to_string(),
+        "virtqueue 0 is copied by the core, and not by whom it is mapped to: channel 7 is not this worker's"
+    );
 }
 
 /// Does everything that a device offers, in every callback.
