@@ -174,6 +174,7 @@ impl Looped {
                 call: None,
                 kick: None,
                 log: None,
+                inflight: None,
                 enabled: true,
             };
             cell.publish(|wanted| {

@@ -9,8 +9,9 @@
 //! ```text
 //! control thread: connect, negotiate, start rings, watch the connection ──> cells ──> RX and TX queues of the workers
 //! ```
-//! A back end that goes away takes the rings with it: the port drops what is sent meanwhile, takes the packet buffers
-//! back once the connection is gone, and connects anew when a back end is there again.
+//! A back end that notes what is in flight may go and come again: the rings stay as they are, and it goes on with them. Any other one
+//! that goes away, or does not come again within 15 s, takes the rings with it: the port drops what is sent meanwhile, takes the
+//! packet buffers back once the connection is gone, and connects anew when a back end is there again.
 //!
 //! What a back end writes into a ring is checked, and breaks that ring at worst. But it is given the whole pool: like
 //! any vhost-user back end it is trusted not to touch packet buffers that it was not given.

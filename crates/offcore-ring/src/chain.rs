@@ -6,6 +6,9 @@ use offcore_mem::{GuestMemory, RegionCache};
 
 use crate::RingError;
 
+/// The wrap counter in the 16-bit form of a position, as events and vhost-user's bases have it.
+pub(crate) const WRAP: u16 = 1 << 15;
+
 /// Largest queue size the specification allows.
 pub const MAX_SIZE: u16 = 32768;
 

@@ -5,7 +5,7 @@ pub use crate::chain::{Buffer, Chain, Direction};
 pub use crate::double::Double;
 pub use crate::queue::{DeviceQueue, LOOK};
 pub use crate::vector::{Single, Wanted};
-use crate::{Layout, RingError, packed, split};
+use crate::{Inflight, Layout, RingError, packed, split};
 
 /// The device side of a queue of either format.
 #[derive(Debug)]
@@ -46,6 +46,13 @@ macro_rules! with_queue {
 }
 
 impl Queue {
+    /// Notes in `inflight` whatever a device needs that comes after this one: of a split queue nothing.
+    pub fn track(&mut self, inflight: Inflight) {
+        if let Self::Packed(queue) = self {
+            queue.track(inflight);
+        }
+    }
+
     /// See [`DeviceQueue::size`].
     pub fn size(&self) -> u16 {
         with_queue!(self, queue => queue.size())

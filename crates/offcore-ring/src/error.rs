@@ -37,6 +37,9 @@ pub enum RingError {
     Direction { head: u16 },
     /// used element names chain {0}, which is not in flight
     NotInFlight(u32),
+    /// the region for descriptors in flight is of another ring, or another back end: version {version}, features {features:#x},
+    /// {found} descriptors, expected those of this ring of {size}, at most {room}
+    Inflight { version: u16, features: u64, found: u16, room: u16, size: u16 },
     /// a file of the guest's memory was truncated while the queue used it
     Vanished,
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use offcore_mem::GuestMemory;
 
-use crate::{RingError, packed, split};
+use crate::{Inflight, RingError, packed, split};
 
 /// The parts of a virtqueue in host memory, by format.
 #[derive(Clone, Debug)]
@@ -40,6 +40,30 @@ impl Layout {
         match self {
             Self::Split(layout) => layout.written(),
             Self::Packed(layout) => layout.written(),
+        }
+    }
+
+    /// Where the ring goes on, in the form of [`DeviceQueue::base`](crate::device::DeviceQueue::base), when a device has used it with
+    /// this part of a region and did not stop; its descriptors are then what they were. Otherwise it is in use from now on, and
+    /// begins at `base`: `None`.
+    ///
+    /// # Errors
+    /// [`RingError::Inflight`] when something else was in use there, [`RingError::Base`] when it names no descriptor.
+    pub fn take_up(&self, inflight: &Inflight, base: u32) -> Result<Option<u32>, RingError> {
+        let (size, is_packed) = (self.size(), matches!(self, Self::Packed(_)));
+        let in_use = inflight.is_in_use(size, is_packed)?;
+        match self {
+            Self::Split(split) if in_use => Ok(Some(split.used_index().into())),
+            // Where it begins at an entry of the driver's choice, the next device could not know it.
+            Self::Split(split) if u32::from(split.used_index()) != base => Ok(None),
+            Self::Packed(packed) if in_use => {
+                let at = u32::from(packed.recover(inflight)?);
+                Ok(Some(at | at << 16))
+            }
+            _ => {
+                inflight.begin(size, is_packed, base as u16);
+                Ok(None)
+            }
         }
     }
 

@@ -11,6 +11,7 @@ pub mod device;
 mod double;
 pub mod driver;
 mod error;
+mod inflight;
 mod layout;
 pub mod packed;
 pub mod prefetch;
@@ -23,4 +24,5 @@ pub mod testing;
 mod vector;
 
 pub use error::RingError;
+pub use inflight::Inflight;
 pub use layout::Layout;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use offcore_dma::Binding;
 use offcore_dma::mover::MoverError;
 use offcore_mem::GuestMemory;
-use offcore_ring::{Layout, RingError};
+use offcore_ring::{Inflight, Layout, RingError};
 use offcore_stats::Counter;
 use rustix::fd::OwnedFd;
 
@@ -37,6 +37,8 @@ pub struct VringConfig {
     pub kick: Option<Arc<OwnedFd>>,
     /// Where what is written is logged; `None` when it is not.
     pub log: Option<RingLog>,
+    /// Where what is in flight outlives this process; `None` when it does not.
+    pub inflight: Option<Inflight>,
     /// Whether the front end has enabled the queue. A disabled queue that was started is drained and discarded when it
     /// is a guest's TX queue.
     pub enabled: bool,

@@ -74,7 +74,7 @@ impl Received {
     ///
     /// # Errors
     /// See [`Reply::decode`].
-    pub fn reply(self, code: crate::message::Code) -> Result<Reply, MessageError> {
+    pub fn reply(self, code: crate::message::Code) -> Result<Reply<OwnedFd>, MessageError> {
         Reply::decode(code, &self.header, &self.payload, self.fds)
     }
 }

@@ -90,6 +90,8 @@ pub const VHOST_USER_PROTOCOL_F_REPLY_ACK: u64 = 1 << 3;
 pub const VHOST_USER_PROTOCOL_F_NET_MTU: u64 = 1 << 4;
 /// Protocol feature: a socket for requests of the back end (VHOST_USER_PROTOCOL_F_BACKEND_REQ).
 pub const VHOST_USER_PROTOCOL_F_BACKEND_REQ: u64 = 1 << 5;
+/// Protocol feature: what is in flight outlives the back end (VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD).
+pub const VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD: u64 = 1 << 12;
 /// Protocol feature: the device can be reset (VHOST_USER_PROTOCOL_F_RESET_DEVICE).
 pub const VHOST_USER_PROTOCOL_F_RESET_DEVICE: u64 = 1 << 13;
 /// Protocol feature: regions of memory come and go one by one (VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS).
@@ -103,6 +105,7 @@ pub const PROTOCOL_OFFERED: u64 = VHOST_USER_PROTOCOL_F_MQ
     | VHOST_USER_PROTOCOL_F_REPLY_ACK
     | VHOST_USER_PROTOCOL_F_NET_MTU
     | VHOST_USER_PROTOCOL_F_BACKEND_REQ
+    | VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD
     | VHOST_USER_PROTOCOL_F_RESET_DEVICE
     | VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS
     | VHOST_USER_PROTOCOL_F_STATUS;

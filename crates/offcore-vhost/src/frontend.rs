@@ -9,28 +9,29 @@
 //! 3. [`FrontEnd::start`] starts and enables the virtqueues,
 //! 4. [`FrontEnd::stop`] stops them; the back end has let go of all buffers when it returns.
 //!
-//! After the back end has gone, a new front end over the same memory takes up a new connection.
+//! After the back end has gone, [`FrontEnd::resume`] has another one go on with the virtqueues as they are, where the first one noted
+//! what was in flight; or else a new front end over the same memory takes up a new connection.
 
 mod error;
 mod negotiation;
 mod queue;
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use offcore_mem::Mapping;
-use offcore_ring::packed;
+use offcore_ring::{Layout, packed};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::connection::{Connection, Listener, Role, SocketAccess, SocketError, connect, peer_user, poll};
 use crate::features::{
-    STATUS_DRIVER_OK, VHOST_USER_F_PROTOCOL_FEATURES, VHOST_USER_PROTOCOL_F_REPLY_ACK,
-    VHOST_USER_PROTOCOL_F_RESET_DEVICE, VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_NET_F_MRG_RXBUF,
-    is_packed,
+    STATUS_DRIVER_OK, VHOST_USER_F_PROTOCOL_FEATURES, VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD,
+    VHOST_USER_PROTOCOL_F_REPLY_ACK, VHOST_USER_PROTOCOL_F_RESET_DEVICE, VIRTIO_F_EVENT_IDX,
+    VIRTIO_F_INDIRECT_DESC, VIRTIO_NET_F_MRG_RXBUF, is_packed,
 };
-use crate::message::{Code, MemoryRegion, Reply, Request, VringFd, VringState};
+use crate::message::{Code, InflightArea, MemoryRegion, Reply, Request, VringFd, VringState};
 
 pub use error::FrontEndError;
 use queue::RingMemory;
@@ -134,6 +135,8 @@ pub struct FrontEnd {
     /// Regions that the back end has.
     described: Vec<Described>,
     rings: Arc<RingMemory>,
+    /// Where the back end notes what is in flight.
+    inflight: Option<(InflightArea, OwnedFd)>,
     queues: Vec<DriverQueue>,
     /// Where each virtqueue begins, as SET_VRING_BASE has it.
     bases: Vec<u32>,
@@ -171,6 +174,7 @@ impl FrontEnd {
             slots: 0,
             described: Vec::new(),
             rings,
+            inflight: None,
             queues: Vec::new(),
             bases: vec![0; usize::from(config.queue_pairs) * 2],
             running: false,
@@ -179,7 +183,63 @@ impl FrontEnd {
         front_end.begin_anew();
         front_end.queues = front_end.rings.queues(config, front_end.features)?;
         front_end.set_memory(memory)?;
+        front_end.ask_for_inflight(config)?;
         Ok(front_end)
+    }
+
+    /// Has the back end make a region for what is in flight, if it knows how to.
+    fn ask_for_inflight(&mut self, config: &FrontEndConfig) -> Result<(), FrontEndError> {
+        if self.protocol & VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD == 0 {
+            return Ok(());
+        }
+        let (queues, queue_size) = (config.queue_pairs * 2, config.queue_size);
+        let asked = InflightArea { size: 0, offset: 0, queues, queue_size };
+        let code = Code::GET_INFLIGHT_FD;
+        self.inflight = match self.query(Request::GetInflightFd(asked))? {
+            Reply::Inflight(area, fd) => Some((area, fd)),
+            reply => return Err(FrontEndError::Refused { code, reply }),
+        };
+        self.tell_inflight()
+    }
+
+    fn tell_inflight(&mut self) -> Result<(), FrontEndError> {
+        let Some((area, fd)) = self.inflight.take() else { return Ok(()) };
+        let told = self.command(Request::SetInflightFd(area, fd.as_fd()));
+        self.inflight = Some((area, fd));
+        told
+    }
+
+    /// Whether [`FrontEnd::resume`] can be tried: what is in flight is noted.
+    pub fn is_resumable(&self) -> bool {
+        self.inflight.is_some()
+    }
+
+    /// After the back end has gone: connects to the one that has come in its place, which goes on with the virtqueues as they are.
+    /// Driver queues may be used meanwhile. `config` and `memory` are those of [`FrontEnd::connect`].
+    ///
+    /// # Errors
+    /// As for [`FrontEnd::connect`], and [`FrontEndError::Other`] for a back end with which the virtqueues cannot go on.
+    pub fn resume(&mut self, config: &FrontEndConfig, memory: &[MemoryFd<'_>]) -> Result<(), FrontEndError> {
+        let features = self.features;
+        // Whoever connects is to find the new listener.
+        self._listener = None;
+        let (socket, listener) = reach(config)?;
+        (self._listener, self.connection) = (listener, Connection::new(socket)?);
+        (self.protocol, self.status, self.slots, self.running) = (0, 0, 0, false);
+        self.described.clear();
+        self.negotiate(config)?;
+        if self.features != features || self.protocol & VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD == 0 {
+            return Err(FrontEndError::Other { features, found: self.features });
+        }
+        self.set_memory(memory)?;
+        self.tell_inflight()?;
+        for (base, queue) in self.bases.iter_mut().zip(&self.queues) {
+            // Of a packed one only what the back end noted tells it.
+            if let Layout::Split(split) = queue.layout() {
+                *base = split.used_index().into();
+            }
+        }
+        self.start()
     }
 
     /// The virtio features negotiated.
@@ -328,7 +388,7 @@ impl FrontEnd {
     }
 
     /// Sends a request and waits for its reply.
-    fn query(&mut self, request: Request<BorrowedFd<'_>>) -> Result<Reply, FrontEndError> {
+    fn query(&mut self, request: Request<BorrowedFd<'_>>) -> Result<Reply<OwnedFd>, FrontEndError> {
         let code = request.code();
         self.connection.send_request(request, false)?;
         self.reply(code)
@@ -338,11 +398,11 @@ impl FrontEnd {
         let code = request.code();
         match self.query(request)? {
             Reply::Value(value) => Ok(value),
-            reply @ Reply::Vring(_) => Err(FrontEndError::Refused { code, reply }),
+            reply => Err(FrontEndError::Refused { code, reply }),
         }
     }
 
-    fn reply(&mut self, code: Code) -> Result<Reply, FrontEndError> {
+    fn reply(&mut self, code: Code) -> Result<Reply<OwnedFd>, FrontEndError> {
         let received = self.connection.receive_until(Instant::now() + self.timeout)?;
         let received = received.ok_or(FrontEndError::NoReply { code, waited: self.timeout })?;
         Ok(received.reply(code)?)

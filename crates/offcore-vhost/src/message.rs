@@ -13,7 +13,7 @@ mod body;
 mod code;
 mod error;
 
-use body::{Body, encode_region, encode_regions};
+use body::{Body, encode_inflight, encode_region, encode_regions};
 
 pub use code::Code;
 pub use error::MessageError;
@@ -106,6 +106,17 @@ pub struct LogArea {
     pub offset: u64,
 }
 
+/// Where the parts of virtqueues are in a region for descriptors in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InflightArea {
+    /// Length in bytes, and where it begins in its file. Mean nothing in a request for a region.
+    pub size: u64,
+    pub offset: u64,
+    /// Virtqueues, and descriptors of each at most.
+    pub queues: u16,
+    pub queue_size: u16,
+}
+
 /// A number about one virtqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VringState {
@@ -188,6 +199,10 @@ pub enum Request<F> {
     /// A region goes: the one with the same guest address, size and front-end address. A file descriptor means nothing,
     /// but old front ends send one.
     RemMemReg(MemoryRegion, Option<F>),
+    /// Make a region for descriptors in flight.
+    GetInflightFd(InflightArea),
+    /// The region for descriptors in flight, and its file.
+    SetInflightFd(InflightArea, F),
     /// The virtio device status (virtio 1.2, section 2.1).
     SetStatus(u64),
     /// What is the virtio device status?
@@ -221,6 +236,8 @@ impl<F> Request<F> {
             Self::GetMaxMemSlots => Code::GET_MAX_MEM_SLOTS,
             Self::AddMemReg(..) => Code::ADD_MEM_REG,
             Self::RemMemReg(..) => Code::REM_MEM_REG,
+            Self::GetInflightFd(_) => Code::GET_INFLIGHT_FD,
+            Self::SetInflightFd(..) => Code::SET_INFLIGHT_FD,
             Self::SetStatus(_) => Code::SET_STATUS,
             Self::GetStatus => Code::GET_STATUS,
         }
@@ -261,6 +278,8 @@ impl<F> Request<F> {
             Code::GET_MAX_MEM_SLOTS => body.nothing(Self::GetMaxMemSlots)?,
             Code::ADD_MEM_REG => body.region().map(|(region, fd)| Self::AddMemReg(region, fd))?,
             Code::REM_MEM_REG => body.region_going().map(|(region, fd)| Self::RemMemReg(region, fd))?,
+            Code::GET_INFLIGHT_FD => Self::GetInflightFd(body.inflight()?),
+            Code::SET_INFLIGHT_FD => body.inflight_fd().map(|(area, fd)| Self::SetInflightFd(area, fd))?,
             Code::SET_STATUS => Self::SetStatus(body.value()?),
             Code::GET_STATUS => body.nothing(Self::GetStatus)?,
             _ => return Err(MessageError::Unsupported { code }),
@@ -287,6 +306,8 @@ impl<F> Request<F> {
             Self::SetLogBase(log, fd) => {
                 ([log.size.to_ne_bytes(), log.offset.to_ne_bytes()].concat(), vec![fd])
             }
+            Self::GetInflightFd(area) => (encode_inflight(&area), Vec::new()),
+            Self::SetInflightFd(area, fd) => (encode_inflight(&area), vec![fd]),
             Self::AddMemReg(region, fd) => (encode_region(&region), vec![fd]),
             Self::RemMemReg(region, fd) => (encode_region(&region), fd.into_iter().collect()),
             Self::SetVringNum(state)
@@ -305,29 +326,33 @@ impl<F> Request<F> {
     }
 }
 
-/// A back end's reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reply {
+/// A back end's reply. `F` stands for a file descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply<F> {
     /// Features, a number of queues or slots, a status, or an acknowledgement: 0 for done.
     Value(u64),
     /// The base of a virtqueue.
     Vring(VringState),
+    /// A region for descriptors in flight, and its file.
+    Inflight(InflightArea, F),
 }
 
-impl Reply {
-    /// The reply to the request `code` as it goes over the socket.
-    pub fn encode(self, code: Code) -> Vec<u8> {
-        match self {
-            Self::Value(value) => message(code, true, false, &value.to_ne_bytes()),
-            Self::Vring(state) => message(code, true, false, &state.encode()),
-        }
+impl<F> Reply<F> {
+    /// The reply to the request `code` as it goes over the socket: bytes, and the file descriptor beside them.
+    pub fn encode(self, code: Code) -> (Vec<u8>, Option<F>) {
+        let (payload, fd) = match self {
+            Self::Value(value) => (value.to_ne_bytes().to_vec(), None),
+            Self::Vring(state) => (state.encode(), None),
+            Self::Inflight(area, fd) => (encode_inflight(&area), Some(fd)),
+        };
+        (message(code, true, false, &payload), fd)
     }
 
     /// Decodes the reply to the request `code`.
     ///
     /// # Errors
-    /// A message that is no reply, or replies to something else, or has another payload or any file descriptor.
-    pub fn decode<F>(code: Code, header: &Header, payload: &[u8], fds: Vec<F>) -> Result<Self, MessageError> {
+    /// A message that is no reply, or replies to something else, or has another payload or other file descriptors.
+    pub fn decode(code: Code, header: &Header, payload: &[u8], fds: Vec<F>) -> Result<Self, MessageError> {
         if !header.reply || header.code != code {
             let kind = if header.reply { "a reply" } else { "a request" };
             return Err(MessageError::NoReply { expected: code, found: header.code, kind });
@@ -335,6 +360,7 @@ impl Reply {
         let body = Body { code, payload, fds };
         Ok(match code {
             Code::GET_VRING_BASE => Self::Vring(body.state()?),
+            Code::GET_INFLIGHT_FD => body.inflight_fd().map(|(area, fd)| Self::Inflight(area, fd))?,
             _ => Self::Value(body.value()?),
         })
     }

@@ -90,6 +90,7 @@ impl Guest {
             call: None,
             kick: None,
             log: None,
+            inflight: None,
             enabled: true,
         }
     }

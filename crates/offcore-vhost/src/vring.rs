@@ -62,6 +62,9 @@ impl Active {
             has(VIRTIO_F_EVENT_IDX),
             has(VIRTIO_F_INDIRECT_DESC),
         )?;
+        if let Some(inflight) = &config.inflight {
+            queue.track(inflight.clone());
+        }
         // A worker polls: it needs no kicks.
         queue.set_notification(false);
         let mut active = Self {

@@ -8,7 +8,7 @@ mod peer;
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use offcore_vhost::message::{MemoryRegion, Request, VringFd};
+use offcore_vhost::message::{Code, InflightArea, MemoryRegion, Reply, Request, VringFd};
 use offcore_vhost::{Backend, BackendConfig, FrontEnd, FrontEndConfig};
 use rustix::process::{Resource, Rlimit};
 
@@ -46,7 +46,7 @@ fn a_full_process(backend: &Backend) {
     let mut filling: Vec<_> = std::iter::from_fn(|| fds[0].try_clone().ok()).collect();
     filling.truncate(filling.len() - 3);
     peer.message(5, 1 | 8, &[0; 8], &borrowed);
-    assert!(peer.reply(offcore_vhost::message::Code::SET_MEM_TABLE).is_ok());
+    assert!(peer.reply(Code::SET_MEM_TABLE).is_ok());
     rustix::process::setrlimit(Resource::Nofile, before).unwrap();
     let said = last_error(&backend.device().status());
     assert!(said.starts_with("SET_MEM_TABLE: file descriptors were lost"), "{said}");
@@ -88,6 +88,18 @@ fn nothing_leaks() {
         peer.start_pair();
     });
 
+    // CVE-2020-10726: each left a descriptor and a mapping.
+    let asked = InflightArea { size: 0, offset: 0, queues: 2, queue_size: 256 };
+    for index in 0..2 {
+        peer.base(index);
+    }
+    a_thousand("regions for what is in flight", |_| {
+        peer.send(Request::GetInflightFd(asked));
+        let Ok(Reply::Inflight(area, fd)) = peer.reply(Code::GET_INFLIGHT_FD) else { panic!("no region") };
+        assert_eq!(peer.ask(Request::SetInflightFd(area, fd.as_fd())), 0);
+        assert_eq!(peer.ask(Request::SetInflightFd(InflightArea { offset: 4, ..area }, fd.as_fd())), 1);
+    });
+
     let fds: Vec<_> = (0..40).map(|_| eventfd()).collect();
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     a_thousand("refused messages", |round| {
@@ -102,10 +114,12 @@ fn nothing_leaks() {
             (37, 40, 2),
             (38, 40, 3),
             (21, 8, 1),
+            (32, 24, 2),
+            (32, 21, 1),
         ];
         let (code, size, count) = refused[round % refused.len()];
         peer.message(code, 1 | 8, &vec![0; size], &fds[..count]);
-        assert!(peer.reply(offcore_vhost::message::Code(code)).is_ok());
+        assert!(peer.reply(Code(code)).is_ok());
     });
     drop(peer);
 

@@ -16,6 +16,7 @@ mod guest;
 mod hostile;
 mod http;
 mod jumbo;
+mod kills;
 mod l2;
 mod ours;
 mod pktgen;

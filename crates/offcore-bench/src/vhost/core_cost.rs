@@ -49,6 +49,7 @@ fn vring(bed: &Testbed, side: &GuestSide, slot: usize, queue: u16) -> Result<Vri
         call: None,
         kick: None,
         log: None,
+        inflight: None,
         enabled: true,
     })
 }

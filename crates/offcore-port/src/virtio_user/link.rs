@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use offcore_mem::Pool;
 use offcore_vhost::frontend::{FrontEnd, FrontEndConfig, FrontEndError, MemoryFd};
@@ -39,6 +39,8 @@ struct Shared {
     /// By virtqueue.
     cells: Vec<Arc<Cell>>,
     state: Mutex<LinkState>,
+    /// The workers may have rings.
+    serving: AtomicBool,
     closing: AtomicBool,
     /// Eventfd that ends the thread's waiting.
     wake: OwnedFd,
@@ -62,6 +64,7 @@ impl Link {
             cells: (0..config.queue_pairs * 2).map(|_| Arc::default()).collect(),
             config,
             state: Mutex::new(LinkState::Waiting { why: None }),
+            serving: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             wake,
         });
@@ -96,8 +99,8 @@ impl Drop for Link {
         self.shared.closing.store(true, Ordering::Release);
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
         // A thread that waits for a back end notices later; it has nothing to put in order.
-        let connected = matches!(self.state(), LinkState::Connected { .. });
-        if let Some(thread) = self.thread.take().filter(|_| connected) {
+        let serving = self.shared.serving.load(Ordering::Acquire);
+        if let Some(thread) = self.thread.take().filter(|_| serving) {
             let _ = thread.join();
         }
     }
@@ -133,7 +136,7 @@ impl Shared {
             let why = match connected {
                 Ok((front_end, rings)) => {
                     let _ = told.try_send(Ok(()));
-                    self.serve(front_end, rings)
+                    self.serve(front_end, rings, &memory)
                 }
                 Err(error) => {
                     let why = error.to_string();
@@ -157,27 +160,61 @@ impl Shared {
         Ok((front_end, rings))
     }
 
-    /// Lets the workers have the rings until the back end goes away or the port is closed; says which.
-    fn serve(&self, mut front_end: FrontEnd, rings: Vec<Ring>) -> String {
+    /// Lets the workers have the rings until the back end goes away for good or the port is closed; says which.
+    fn serve(&self, mut front_end: FrontEnd, rings: Vec<Ring>, memory: &[MemoryFd<'_>]) -> String {
+        self.serving.store(true, Ordering::Release);
         for (cell, ring) in self.cells.iter().zip(rings) {
             cell.publish(Some(ring), self.pool);
         }
-        let features = front_end.features();
-        tracing::info!(socket = %self.config.path.display(), features, "virtio-user port is connected");
-        self.set_state(LinkState::Connected { features });
-        while !self.is_closing() && front_end.is_alive() {
-            self.sleep(WATCH);
-        }
-        let why = match self.is_closing() {
-            true => front_end.stop().map_or_else(|e| e.to_string(), |()| "the port was closed".into()),
-            false => "the back end has closed the connection".into(),
+        let why = loop {
+            self.watch(&front_end);
+            if self.is_closing() {
+                break front_end.stop().map_or_else(|e| e.to_string(), |()| "the port was closed".into());
+            }
+            let why = String::from("the back end has closed the connection");
+            if !front_end.is_resumable() || self.cells.iter().any(|cell| cell.broken().is_some()) {
+                break why;
+            }
+            // The rings stay as they are for the back end that comes in its place.
+            tracing::info!(socket = %self.config.path.display(), why, "virtio-user port waits for it to come again");
+            self.set_state(LinkState::Waiting { why: Some(why) });
+            if let Err(error) = self.resume(&mut front_end, memory) {
+                break error.to_string();
+            }
         };
         // Packet buffers are taken back when nobody can have an eye on them any more.
         drop(front_end);
         for cell in &self.cells {
             cell.publish(None, self.pool);
         }
+        self.serving.store(false, Ordering::Release);
         why
+    }
+
+    /// Waits for the back end that comes in the place of the one before, as long as for any.
+    fn resume(&self, front_end: &mut FrontEnd, memory: &[MemoryFd<'_>]) -> Result<(), FrontEndError> {
+        let deadline = Instant::now() + self.config.timeout;
+        // By short waits, between which the port may be closed.
+        let config = FrontEndConfig { timeout: PAUSE, ..self.config.clone() };
+        loop {
+            let error = match front_end.resume(&config, memory) {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            if is_lasting(&error) || self.is_closing() || Instant::now() > deadline {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Waits until the back end has gone, or the port is closed.
+    fn watch(&self, front_end: &FrontEnd) {
+        let features = front_end.features();
+        tracing::info!(socket = %self.config.path.display(), features, "virtio-user port is connected");
+        self.set_state(LinkState::Connected { features });
+        while !self.is_closing() && front_end.is_alive() {
+            self.sleep(WATCH);
+        }
     }
 }
 

@@ -204,12 +204,17 @@ impl Setup {
         until("the port notices", || !self.port.is_connected());
     }
 
-    /// Another back end comes, and packets pass both ways; no packet buffer was lost.
-    pub(crate) fn comes_back(mut self) {
+    /// Another back end comes.
+    pub(crate) fn resumed(&mut self) {
         let backend = start(&self.dir, None, 1);
         until("the port is connected again", || self.port.is_connected());
         (self.to_us, self.from_us) = (Played::new(&backend, 0), Played::new(&backend, 1));
         self.backend = Some(backend);
+    }
+
+    /// Another back end comes, and packets pass both ways; no packet buffer was lost.
+    pub(crate) fn comes_back(mut self) {
+        self.resumed();
         self.receive();
         self.still_receives();
         assert_eq!(self.send(&frames(1)), 0);

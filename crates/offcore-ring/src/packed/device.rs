@@ -15,6 +15,7 @@ use crate::chain::{
     read_unaligned,
 };
 use crate::double::{Double, Order, Tables};
+use crate::inflight::Inflight;
 use crate::prefetch;
 use crate::queue::DeviceQueue;
 use crate::vector::{Entry, Level, Single, Wanted, Word, resolve};
@@ -49,6 +50,8 @@ pub struct Queue {
     signal: Signal,
     region: RegionCache,
     tables: RegionCache,
+    /// Where what is available is kept, for a device that comes after this one.
+    inflight: Option<Inflight>,
 }
 
 // SAFETY: the layout's memory may be used from any thread; the region cache belongs to the table it is used with.
@@ -81,6 +84,7 @@ impl Queue {
             signal: Signal { entries: 0, first: true },
             region: RegionCache::empty(),
             tables: RegionCache::empty(),
+            inflight: None,
         })
     }
 
@@ -89,6 +93,24 @@ impl Queue {
     pub(super) fn at_level(mut self, level: Level) -> Self {
         self.level = level;
         self
+    }
+
+    /// From now on notes in `inflight` what it needs to be taken up after this device has ended.
+    pub fn track(&mut self, inflight: Inflight) {
+        self.inflight = Some(inflight);
+    }
+
+    /// Keeps the `count` descriptors from the one `ahead` on, before anything is written over them.
+    #[cold]
+    fn keep(&self, ahead: u32, count: u32) {
+        let Some(inflight) = &self.inflight else { return };
+        let size = self.ring_size();
+        for ahead in ahead..ahead + count {
+            if let Some(entry) = self.entry(ahead) {
+                inflight.keep(self.next.after(ahead, size).index(size), entry.word.0);
+            }
+        }
+        inflight.kept();
     }
 
     #[inline(always)]
@@ -118,6 +140,9 @@ impl Queue {
             let found = unsafe { lines::read_available(self.level, self.layout.at(from), state, window) };
             let found = found as u32;
             self.known += found;
+            if self.inflight.is_some() {
+                self.keep(self.known - found, found);
+            }
             if found < run {
                 return Ok(());
             }
@@ -160,7 +185,12 @@ impl Queue {
         }
         let at = self.next.after(ahead, size);
         let word = self.layout.load(at);
-        word.is(at.available(size)).then(|| Entry { addr: self.layout.load_addr(at), word })
+        let entry = word.is(at.available(size)).then(|| Entry { addr: self.layout.load_addr(at), word });
+        if let (Some(entry), Some(inflight)) = (&entry, &self.inflight) {
+            inflight.keep(at.index(size), entry.word.0);
+            inflight.kept();
+        }
+        entry
     }
 
     /// Ring index of the entry `ahead` of the next one, which errors name.
@@ -369,6 +399,10 @@ impl DeviceQueue for Queue {
     #[inline(always)]
     fn publish(&mut self) {
         if self.used != self.published {
+            if let Some(inflight) = &self.inflight {
+                let size = self.ring_size();
+                inflight.publish(self.published.encode(size), self.used.encode(size));
+            }
             self.layout.publish(self.published, self.held);
             self.signal.add(self.used.since(self.published, self.ring_size()));
             self.published = self.used;

@@ -20,7 +20,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use offcore_mem::GuestMemory;
 
 use crate::RingError;
-use crate::chain::{MAX_SIZE, VIRTQ_DESC_F_WRITE};
+use crate::chain::{MAX_SIZE, VIRTQ_DESC_F_WRITE, WRAP};
+use crate::inflight::Inflight;
 use crate::queue::LOOK;
 use crate::vector::Word;
 use crate::{barrier::full_barrier, prefetch};
@@ -39,9 +40,6 @@ pub const RING_EVENT_FLAGS_DESC: u16 = 2;
 
 /// The value that a fresh queue starts from: descriptor 0, wrap counter 1, on both sides.
 pub const FRESH_BASE: u32 = WRAP as u32 | (WRAP as u32) << 16;
-
-/// The wrap counter in the 16-bit form of a position, as events and vhost-user's bases have it.
-const WRAP: u16 = 1 << 15;
 
 /// Both of the bits that tell a descriptor's state.
 const STATE: u16 = VIRTQ_DESC_F_AVAIL | VIRTQ_DESC_F_USED;
@@ -295,6 +293,30 @@ impl Layout {
     /// See [`crate::Layout::written`]: the device event structure, and the descriptor ring.
     pub(crate) fn written(&self) -> [(NonNull<u8>, usize); 2] {
         [(self.device_event, EVENT_LEN), (self.ring, ring_len(self.size))]
+    }
+
+    /// Where the first chain begins that a device that has ended did not return, in the 16-bit form. Used descriptors from there on,
+    /// which the driver has not seen, are made what they were.
+    ///
+    /// # Errors
+    /// [`RingError::Base`] when the ring has no such descriptor.
+    pub(crate) fn recover(&self, inflight: &Inflight) -> Result<u16, RingError> {
+        let size = u32::from(self.size);
+        let position =
+            |found| Position::decode(found, size).ok_or(RingError::Base { found, size: self.size });
+        let (old, new) = inflight.last_burst();
+        let (old, new) = (position(old)?, position(new)?);
+        // The first descriptor of a burst is written last. Once it was, the driver may have made it available again.
+        let published = !self.load(old).is(old.available(size));
+        let first = if published { new } else { old };
+        for ahead in 1..size {
+            let at = first.after(ahead, size);
+            let was = Word(inflight.kept_word(at.index(size)));
+            if self.load(at).is(at.used(size)) && was.is(at.available(size)) {
+                self.publish(at, was);
+            }
+        }
+        Ok(first.encode(size))
     }
 
     /// Queue size.

@@ -154,12 +154,12 @@ impl Control {
     ) -> Result<(), ControlError> {
         let header = received.header;
         tracing::trace!(request = %header.code, "message");
-        let result =
+        let mut result =
             received.request().map_err(ControlError::from).and_then(|request| session.handle(request));
         session.show();
         let acknowledge = header.need_reply && session.acknowledges();
-        let reply = match &result {
-            Ok(Some(reply)) => Some(*reply),
+        let reply = match &mut result {
+            Ok(reply @ Some(_)) => reply.take(),
             Ok(None) if acknowledge => Some(Reply::Value(0)),
             Err(_) if acknowledge && !header.code.is_answered() => Some(Reply::Value(1)),
             _ => None,
@@ -179,7 +179,11 @@ impl Control {
             self.record(error);
         }
         let sent = match reply {
-            Some(reply) => connection.send(&reply.encode(header.code), &[]),
+            Some(reply) => {
+                let (bytes, fd) = reply.encode(header.code);
+                let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+                connection.send(&bytes, &fds)
+            }
             None => Ok(()),
         };
         session.announce(&mut *self.events);

@@ -76,6 +76,11 @@ pub enum ControlError {
     /// REM_MEM_REG: no region is {guest:#x}+{size:#x} at front-end address {user:#x}; all three must be as they were
     /// added
     NoRegion { guest: u64, size: u64, user: u64 },
+    /// {code}: {queues} virtqueues of {queue_size} descriptors, expected 1 to {vrings}, of 1 to {MAX_SIZE:?}
+    InflightQueues { code: Code, queues: u16, queue_size: u16, vrings: usize },
+    /// SET_INFLIGHT_FD: {size} bytes at {offset:#x}, expected at least {expected}, at a multiple of 8: only a region that
+    /// GET_INFLIGHT_FD has made is of use
+    InflightArea { size: u64, offset: u64, expected: usize },
     /// {code}: what is written shall be logged (VHOST_F_LOG_ALL), but there is no log; send SET_LOG_BASE first
     NoLog { code: Code },
     /// {code}: the log of dirty pages ends at guest address {log_end:#x}, expected at least {expected:#x}

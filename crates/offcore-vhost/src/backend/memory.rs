@@ -7,8 +7,7 @@ use offcore_mem::mapping::MemoryError;
 use offcore_mem::{GuestMemory, GuestRegion, Mapping};
 
 use super::ControlError;
-use crate::dirty::DirtyLog;
-use crate::message::{Code, LogArea, MemoryRegion};
+use crate::message::{Code, MemoryRegion};
 
 /// File systems whose pages come from the kernel (linux/magic.h): memfds and shared memory, hugepages, and disks of this
 /// machine. On others (FUSE, a network's) whoever serves the file could keep a worker that touches a page waiting for ever.
@@ -47,23 +46,23 @@ pub(super) fn region(
     map(code, region, fd, &part)
 }
 
-/// Maps a log of dirty pages, beside `regions`: of all of them no more than `most` bytes.
-pub(super) fn log(
-    area: LogArea,
+/// Maps what is not guest memory, length and offset in its file, beside `regions`: of all of them no more than `most` bytes. It begins
+/// some bytes into the mapping: how many.
+pub(super) fn beside(
+    code: Code,
+    (size, offset): (u64, u64),
     fd: &OwnedFd,
     regions: &[Arc<GuestRegion>],
     most: u64,
-) -> Result<DirtyLog, ControlError> {
-    let code = Code::SET_LOG_BASE;
-    // As a region whose guest address 0 is the log's first byte.
-    let region = MemoryRegion { guest: 0, size: area.size, user: 0, mmap_offset: area.offset };
+) -> Result<(Mapping, usize), ControlError> {
+    // As a region whose guest address is 0.
+    let region = MemoryRegion { guest: 0, size, user: 0, mmap_offset: offset };
     let part = Part::of(code, &region, fd)?;
     let mapped = regions.iter().map(|region| region.mapping().len() as u64);
     check(code, mapped.chain([part.len as u64]), most)?;
     let mapping = Mapping::shared(fd.as_fd(), part.begin, part.len)
         .map_err(|source| ControlError::Mapping { code, guest: 0, source })?;
-    let len = usize::try_from(area.size).unwrap_or(usize::MAX);
-    Ok(DirtyLog::new(mapping, part.offset, len))
+    Ok((mapping, part.offset))
 }
 
 /// Refuses more than `most` bytes of address space, which one front end could use up for all others.

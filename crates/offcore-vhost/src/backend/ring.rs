@@ -1,16 +1,17 @@
 //! One virtqueue as its front end has set it up so far.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use offcore_dma::mover::MoverError;
 use offcore_mem::GuestMemory;
-use offcore_ring::{Layout, RingError};
+use offcore_ring::{Inflight, Layout, RingError};
 use rustix::fs::OFlags;
 
 use super::{ControlError, RingState, VringStatus};
 use crate::cell::VringConfig;
 use crate::dirty::{DirtyLog, RingLog};
+use crate::eventfd;
 use crate::features::{VHOST_USER_F_PROTOCOL_FEATURES, effective, is_packed};
 use crate::message::Code;
 
@@ -130,6 +131,7 @@ impl Ring {
         memory: &Arc<GuestMemory>,
         features: u64,
         log: Option<&Arc<DirtyLog>>,
+        inflight: Option<&Inflight>,
     ) -> Result<Option<VringConfig>, ControlError> {
         let (Some(layout), Some(base)) = (self.layout(memory, features)?, self.base) else { return Ok(None) };
         self.check_base(features)?;
@@ -140,8 +142,16 @@ impl Ring {
             Layout::Split(split) if base == 0 => split.used_index().into(),
             _ => base,
         };
+        let taken_up = inflight.map_or(Ok(None), |inflight| layout.take_up(inflight, base));
+        let taken_up = taken_up.map_err(|source| ControlError::Layout { queue: self.queue, source })?;
+        if let (Some(_), Some(call)) = (taken_up, &self.call) {
+            // The last back end may have returned chains and ended before it told.
+            eventfd::signal(call.as_fd());
+        }
+        let base = taken_up.unwrap_or(base);
         Ok(Some(VringConfig {
             log: log.map(|log| self.log(memory, &layout, log)),
+            inflight: inflight.cloned(),
             memory: Arc::clone(memory),
             layout,
             start: VringConfig::next_start(),

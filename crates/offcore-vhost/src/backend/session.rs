@@ -4,6 +4,7 @@
 //! where it was: only then is its position known. Its descriptors are changed under way. A virtqueue starts as soon as
 //! all of its parts are there, in whatever order they came.
 
+mod inflight;
 mod log;
 mod memory;
 mod rings;
@@ -12,6 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use offcore_mem::GuestMemory;
+use offcore_ring::Inflight;
 use rustix::fs::FileType;
 
 use super::device::{Device, DeviceEvents};
@@ -42,6 +44,8 @@ pub(super) struct Session {
     memory: Option<Arc<GuestMemory>>,
     /// Where what is written is logged, while the features say that it is.
     log: Option<Arc<DirtyLog>>,
+    /// Where what is in flight outlives this process, by virtqueue.
+    inflight: Vec<Inflight>,
     rings: Vec<Ring>,
     /// Whether the application has been told of the device.
     created: bool,
@@ -65,6 +69,7 @@ impl Session {
             back_channel: None,
             memory: None,
             log: None,
+            inflight: Vec::new(),
             rings,
             created: false,
             announced,
@@ -81,7 +86,10 @@ impl Session {
     /// # Errors
     /// Whatever makes the request impossible. It then has changed nothing, except that a virtqueue which cannot start
     /// where its addresses say has lost them.
-    pub(super) fn handle(&mut self, request: Request<OwnedFd>) -> Result<Option<Reply>, ControlError> {
+    pub(super) fn handle(
+        &mut self,
+        request: Request<OwnedFd>,
+    ) -> Result<Option<Reply<OwnedFd>>, ControlError> {
         match request {
             Request::GetFeatures => return Ok(Some(Reply::Value(self.offered))),
             Request::GetProtocolFeatures => return Ok(Some(Reply::Value(PROTOCOL_OFFERED))),
@@ -94,6 +102,8 @@ impl Session {
                 self.start_rings()?;
                 return Ok(Some(Reply::Value(0)));
             }
+            Request::GetInflightFd(area) => return self.get_inflight_fd(area).map(Some),
+            Request::SetInflightFd(area, fd) => self.set_inflight_fd(area, &fd)?,
             Request::SetOwner | Request::ResetOwner => {}
             Request::SetFeatures(features) => self.set_features(features)?,
             Request::SetProtocolFeatures(features) => self.set_protocol_features(features)?,
@@ -195,6 +205,7 @@ impl Session {
         for ring in &mut self.rings {
             *ring = ring.after_reset();
         }
+        self.inflight.iter().for_each(Inflight::end);
         (self.features, self.status, self.mtu) = (None, 0, None);
         Ok(())
     }
@@ -203,7 +214,8 @@ impl Session {
     /// are returned.
     pub(super) fn look(&mut self) -> Result<Vec<ControlError>, ControlError> {
         let log_vanished = self.log.as_ref().is_some_and(|log| log.has_vanished());
-        if log_vanished || self.memory.as_ref().is_some_and(|memory| memory.vanished()) {
+        let inflight_vanished = self.inflight.first().is_some_and(Inflight::has_vanished);
+        if log_vanished || inflight_vanished || self.memory.as_ref().is_some_and(|memory| memory.vanished()) {
             return Err(ControlError::Vanished);
         }
         let mut found = Vec::new();
@@ -263,6 +275,7 @@ impl Session {
         let stopped = self.stop(|_| true);
         self.rings.iter_mut().for_each(Ring::reset);
         (self.memory, self.log) = (None, None);
+        self.inflight.clear();
         self.back_channel = None;
         stopped.map(drop)
     }

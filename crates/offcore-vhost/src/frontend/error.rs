@@ -1,5 +1,6 @@
 //! What can go wrong on the front end's side.
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ pub enum FrontEndError {
     /// {code}: no reply of the back end within {waited:?}
     NoReply { code: Code, waited: Duration },
     /// {code}: refused by the back end ({reply:?}); its log says why
-    Refused { code: Code, reply: Reply },
+    Refused { code: Code, reply: Reply<OwnedFd> },
     /// the back end offers {offered:#x} without VIRTIO_F_VERSION_1 (bit 32); only modern ones are used
     Legacy { offered: u64 },
     /// the back end offers {found} queue pairs (several only with NET_MQ), expected at least {expected}
@@ -41,6 +42,9 @@ pub enum FrontEndError {
     Regions { found: usize, max: usize },
     /// SET_FEATURES {features:#x}: the back end does not accept them (device status {found:#x})
     FeaturesRefused { features: u64, found: u64 },
+    /// another back end, with features {found:#x}, expected {features:#x} and INFLIGHT_SHMFD (protocol feature 12): the virtqueues
+    /// cannot go on
+    Other { features: u64, found: u64 },
     /// the back end does not offer RESET_DEVICE (protocol feature 13): close the connection instead
     NoReset,
     /// {0}

@@ -1,8 +1,8 @@
 //! Payloads: how the parts of messages are laid out.
 
 use super::{
-    Code, FD_INDEX, FD_NONE, LogArea, MAX_REGIONS, MemoryRegion, MessageError, REGION, Request, VringAddr,
-    VringFd, VringState,
+    Code, FD_INDEX, FD_NONE, InflightArea, LogArea, MAX_REGIONS, MemoryRegion, MessageError, REGION, Request,
+    VringAddr, VringFd, VringState,
 };
 
 /// Payload and file descriptors of a message; every method takes them as a whole.
@@ -90,6 +90,37 @@ impl<F> Body<'_, F> {
         Ok((LogArea { size, offset }, fd))
     }
 
+    /// A region for descriptors in flight that is asked for.
+    pub(super) fn inflight(self) -> Result<InflightArea, MessageError> {
+        self.inflight_with(0).map(|(area, _)| area)
+    }
+
+    /// A region for descriptors in flight and its file.
+    pub(super) fn inflight_fd(self) -> Result<(InflightArea, F), MessageError> {
+        let code = self.code;
+        let (area, fds) = self.inflight_with(1)?;
+        let fd = fds.into_iter().next().ok_or(MessageError::Fds { code, found: 0, expected: 1 })?;
+        Ok((area, fd))
+    }
+
+    fn inflight_with(self, fds: usize) -> Result<(InflightArea, Vec<F>), MessageError> {
+        // The specification's fields are 20 bytes; C pads them to 24, and front ends send that.
+        let mut padded = [0; 24];
+        let payload = match self.payload.len() {
+            20 => {
+                // copy-ok: a message
+                padded[..20].copy_from_slice(self.payload);
+                &padded
+            }
+            _ => self.payload,
+        };
+        let ([size, offset, word], fds) = Body { payload, ..self }.words(fds)?;
+        let (counts, _padding) = halves(word);
+        let [a, b, c, d] = counts.to_ne_bytes();
+        let (queues, queue_size) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
+        Ok((InflightArea { size, offset, queues, queue_size }, fds))
+    }
+
     /// The one file descriptor of a message without payload.
     pub(super) fn fd(self) -> Result<F, MessageError> {
         let code = self.code;
@@ -147,6 +178,11 @@ pub(super) fn encode_regions<F>(regions: Vec<(MemoryRegion, F)>) -> (Vec<u8>, Ve
 /// The payload that describes a single region: eight bytes of padding come first.
 pub(super) fn encode_region(region: &MemoryRegion) -> Vec<u8> {
     [0; 8].into_iter().chain(words_of(region)).collect()
+}
+
+pub(super) fn encode_inflight(area: &InflightArea) -> Vec<u8> {
+    let counts = [area.queues.to_ne_bytes(), area.queue_size.to_ne_bytes(), [0; 2], [0; 2]].concat();
+    [&area.size.to_ne_bytes()[..], &area.offset.to_ne_bytes(), &counts].concat()
 }
 
 fn words_of(region: &MemoryRegion) -> impl Iterator<Item = u8> + use<> {

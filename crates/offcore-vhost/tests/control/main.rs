@@ -3,6 +3,7 @@
 
 mod device;
 mod hostile;
+mod inflight;
 mod lifecycle;
 mod log;
 mod migration;

@@ -119,7 +119,7 @@ impl Peer {
         self.connection.send_request(request, true).unwrap();
         match self.reply(code).unwrap() {
             Reply::Value(value) => value,
-            Reply::Vring(state) => panic!("{code}: {state:?}"),
+            reply => panic!("{code}: {reply:?}"),
         }
     }
 
@@ -132,7 +132,7 @@ impl Peer {
         }
     }
 
-    pub(crate) fn reply(&mut self, code: Code) -> Result<Reply, ConnectionError> {
+    pub(crate) fn reply(&mut self, code: Code) -> Result<Reply<OwnedFd>, ConnectionError> {
         let received = self.connection.receive_until(Instant::now() + TIMEOUT)?;
         Ok(received.unwrap_or_else(|| panic!("no reply to {code}")).reply(code).unwrap())
     }

@@ -84,6 +84,7 @@ impl Arena {
             call: None,
             kick: None,
             log: None,
+            inflight: None,
             enabled: true,
         }
     }

@@ -345,6 +345,7 @@ impl Live {
         match reply.unwrap().reply(code).unwrap() {
             Reply::Value(value) => value,
             Reply::Vring(state) => state.num.into(),
+            Reply::Inflight(area, _) => area.size,
         }
     }
 

@@ -11,7 +11,8 @@
 //! | CVE-2020-10723 | `control`: `unknown_virtqueues_are_refused`; here `cve_2020_10723_index_of_32_bits` |
 //! | CVE-2020-10724, -14374, -14376, -14377 | cryptography, which there is none of |
 //! | CVE-2020-10725 | `checklist`: `cve_2020_10725_zero_length`; here `cve_2020_10725_empty_buffers` |
-//! | CVE-2020-10726, 2021-3839, 2022-0669, e4a01eea66 | no inflight memory is accepted: here `cve_2020_10726_memory_in_flight` |
+//! | CVE-2020-10726, 2021-3839, 2022-0669 | `control_descriptors`: `nothing_leaks`; `control`: `region_for_what_there_is_not_is_refused`; here `cve_2020_10726_memory_in_flight` |
+//! | e4a01eea66 | `control`: `virtqueues_go_on_where_a_back_end_has_left_them` |
 //! | CVE-2020-14375 | `checklist`: `cve_2020_14375_*`; here `cve_2020_14375_descriptors_are_read_once` |
 //! | CVE-2020-14378 | `checklist`: `cve_2020_14378_*`; a packed virtqueue has no such index |
 //! | CVE-2022-2132 | `checklist`: `cve_2022_2132_*`; here `cve_2022_2132_no_packet_behind_the_header` |

@@ -78,12 +78,15 @@ impl Session {
         Ok(())
     }
 
-    pub(super) fn get_vring_base(&mut self, state: VringState) -> Result<Reply, ControlError> {
+    pub(super) fn get_vring_base(&mut self, state: VringState) -> Result<Reply<OwnedFd>, ControlError> {
         let queue = self.ring(Code::GET_VRING_BASE, state.index)?.queue;
         self.stop(|ring| ring.queue == queue)?;
         let ring = self.ring(Code::GET_VRING_BASE, state.index)?;
         ring.reset();
         let base = ring.last_base();
+        if let Some(inflight) = self.inflight.get(usize::from(queue)) {
+            inflight.end();
+        }
         Ok(Reply::Vring(VringState { index: state.index, num: base }))
     }
 
@@ -220,8 +223,8 @@ impl Session {
 
     fn start(&mut self, i: usize) -> Result<(), ControlError> {
         let (Some(memory), Some(features)) = (&self.memory, self.features) else { return Ok(()) };
-        let log = self.logging();
-        if let Some(config) = self.rings[i].config(memory, features, log)? {
+        let (log, inflight) = (self.logging(), self.inflight.get(i));
+        if let Some(config) = self.rings[i].config(memory, features, log, inflight)? {
             let ring = &mut self.rings[i];
             ring.running = true;
             ring.waits = false;

@@ -1,0 +1,58 @@
+//! What is in flight, for a back end that comes after this one: see [`Inflight`].
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use offcore_mem::sigbus::Guarded;
+use offcore_mem::{Hugepages, Mapping};
+use offcore_ring::Inflight;
+use offcore_ring::split::MAX_SIZE;
+
+use super::super::{ControlError, memory};
+use super::Session;
+use crate::features::VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD;
+use crate::message::{Code, InflightArea, Reply};
+
+impl Session {
+    /// Makes a region, which the front end is given and then gives back.
+    pub(super) fn get_inflight_fd(&mut self, found: InflightArea) -> Result<Reply<OwnedFd>, ControlError> {
+        let code = Code::GET_INFLIGHT_FD;
+        let len = self.check_inflight(code, &found)?;
+        let (_mapping, fd) = Mapping::memfd("offcore-inflight", len, Hugepages::None)
+            .map_err(|source| ControlError::Mapping { code, guest: 0, source })?;
+        Ok(Reply::Inflight(InflightArea { size: len as u64, offset: 0, ..found }, fd))
+    }
+
+    /// Takes a region, before virtqueues run.
+    pub(super) fn set_inflight_fd(&mut self, area: InflightArea, fd: &OwnedFd) -> Result<(), ControlError> {
+        let code = Code::SET_INFLIGHT_FD;
+        let len = self.check_inflight(code, &area)?;
+        if let Some(ring) = self.rings.iter().find(|ring| ring.running) {
+            return Err(ControlError::Running { code, queue: ring.queue });
+        }
+        if area.size < len as u64 || !area.offset.is_multiple_of(8) {
+            let InflightArea { size, offset, .. } = area;
+            return Err(ControlError::InflightArea { size, offset, expected: len });
+        }
+        let regions = self.memory.as_ref().map_or(&[][..], |memory| memory.regions());
+        let (mapping, offset) = memory::beside(code, (area.size, area.offset), fd, regions, self.max_memory)?;
+        let mapping = Arc::new(Guarded::new(mapping));
+        let part = |queue| {
+            let offset = offset + usize::from(queue) * Inflight::len(area.queue_size);
+            Inflight::new(&mapping, offset, area.queue_size)
+        };
+        self.inflight = (0..area.queues).map(part).collect();
+        Ok(())
+    }
+
+    /// Bytes of a region for what a request describes.
+    fn check_inflight(&self, code: Code, area: &InflightArea) -> Result<usize, ControlError> {
+        self.needs(code, VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD, "INFLIGHT_SHMFD")?;
+        let &InflightArea { queues, queue_size, .. } = area;
+        let vrings = self.rings.len();
+        if !(1..=vrings).contains(&queues.into()) || !(1..=MAX_SIZE).contains(&queue_size) {
+            return Err(ControlError::InflightQueues { code, queues, queue_size, vrings });
+        }
+        Ok(usize::from(queues) * Inflight::len(queue_size))
+    }
+}

@@ -1,0 +1,152 @@
+//! The region for descriptors in flight: what a front end may ask of it, and where virtqueues go on that a back end has left.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use offcore_mem::{Hugepages, Mapping};
+use offcore_ring::Inflight;
+use offcore_vhost::features::{self, VIRTIO_F_RING_PACKED};
+use offcore_vhost::message::{Code, InflightArea, Reply, Request};
+
+use crate::peer::*;
+
+const SIZE: u16 = 256;
+const ASKED: InflightArea = InflightArea { size: 0, offset: 0, queues: 2, queue_size: SIZE };
+/// Where a virtqueue's part says that it is in use, and by how many descriptors it was last used.
+const VERSION_AT: usize = 8;
+const USED_AT: usize = 16;
+
+fn region(peer: &mut Peer) -> (InflightArea, OwnedFd) {
+    peer.send(Request::GetInflightFd(ASKED));
+    match peer.reply(Code::GET_INFLIGHT_FD).unwrap() {
+        Reply::Inflight(area, fd) => (area, fd),
+        reply => panic!("{reply:?}"),
+    }
+}
+
+/// CVE-2021-3839: more virtqueues than there are were written to. One that asks waits for an answer: it is closed.
+#[test]
+fn region_for_what_there_is_not_is_refused() {
+    for (queues, queue_size) in [(0, SIZE), (3, SIZE), (u16::MAX, SIZE), (2, 0), (2, 32_769), (2, u16::MAX)] {
+        let why = format!("{queues} virtqueues of {queue_size} descriptors, expected 1 to 2, of 1 to 32768");
+        let area = InflightArea { queues, queue_size, ..ASKED };
+        let (_dir, backend, _guest, mut peer) = connected();
+        peer.send(Request::GetInflightFd(area));
+        peer.closed();
+        error_says(backend.device(), &format!("GET_INFLIGHT_FD: {why}"));
+        let mut peer = Peer::negotiated(backend.device().path());
+        let (_mapping, fd) = Mapping::memfd("inflight", 1 << 16, Hugepages::None).unwrap();
+        let set = Request::SetInflightFd(InflightArea { size: 1 << 16, ..area }, fd.as_fd());
+        refused(&backend, &mut peer, set, &format!("SET_INFLIGHT_FD: {why}"));
+    }
+}
+
+#[test]
+fn region_that_makes_no_sense_is_refused() {
+    let (_dir, backend, _guest, mut peer) = connected();
+    let (area, fd) = region(&mut peer);
+    assert_eq!((area.size, area.queues), (2 * Inflight::len(SIZE) as u64, 2));
+    for (size, offset, why) in [
+        (area.size - 1, 0, "expected at least 16512, at a multiple of 8"),
+        (0, 0, "expected at least"),
+        (area.size, 4, "at a multiple of 8"),
+        (area.size, 8192, "needs a longer file"),
+        (area.size, u64::MAX - 7, "is empty or wraps around"),
+        (1 << 60, 0, "MiB of guest memory, expected at most"),
+    ] {
+        let set = Request::SetInflightFd(InflightArea { size, offset, ..area }, fd.as_fd());
+        refused(&backend, &mut peer, set, why);
+    }
+    let other = OwnedFd::from(std::fs::File::open("/proc/self/status").unwrap());
+    refused(&backend, &mut peer, Request::SetInflightFd(area, other.as_fd()), "its file is on file system");
+    peer.start_ring(1);
+    refused(&backend, &mut peer, Request::SetInflightFd(area, fd.as_fd()), "virtqueue 1 is running");
+    // Nobody has chosen it.
+    drop(peer);
+    let mut peer = Peer::connect(backend.device().path());
+    peer.send(Request::SetProtocolFeatures(
+        features::PROTOCOL_OFFERED & !features::VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD,
+    ));
+    refused(&backend, &mut peer, Request::SetInflightFd(area, fd.as_fd()), "INFLIGHT_SHMFD (bit 12)");
+    drop(peer);
+    still_serves(&backend);
+}
+
+/// A part as a back end has left it that was about to return descriptors `old` to `new`, none of which is in the ring.
+fn leave(file: &Mapping, queue: usize, [old, new]: [u8; 2]) {
+    let at = queue * Inflight::len(SIZE);
+    file.write_at(at + USED_AT, &[new, 0, old, 0, 1, 1]);
+    file.write_at(at + VERSION_AT, &[1]);
+}
+
+#[test]
+fn virtqueues_go_on_where_a_back_end_has_left_them() {
+    let (_dir, backend, _guest, mut peer) = connected();
+    assert_eq!(peer.ask(Request::SetFeatures(FEATURES | VIRTIO_F_RING_PACKED)), 0);
+    let (area, fd) = region(&mut peer);
+    let file = Mapping::shared(fd.as_fd(), 0, area.size as usize).unwrap();
+    let base = 0x8000_u32;
+    let begin = |peer: &mut Peer| {
+        assert_eq!(peer.ask(Request::SetInflightFd(area, fd.as_fd())), 0);
+        peer.start_ring(0);
+        peer.start_ring(1);
+    };
+    begin(&mut peer);
+    // The front end goes, and the same back end goes on with the next one, which knows no base.
+    for [old, new] in [[0, 7], [7, 9], [3, 4]] {
+        drop(peer);
+        leave(&file, 0, [old, new]);
+        peer = Peer::negotiated(backend.device().path());
+        assert_eq!(peer.ask(Request::SetFeatures(FEATURES | VIRTIO_F_RING_PACKED)), 0);
+        assert_eq!(peer.ask(Guest::new().table()), 0);
+        begin(&mut peer);
+        // Of a ring of zeroes no descriptor is available, so that the last burst was returned.
+        let half = base | u32::from(new);
+        assert_eq!(peer.base(0), half | half << 16);
+    }
+    // It was stopped: what a front end says counts again. So it does after a reset.
+    peer.start_ring(0);
+    assert_eq!(peer.base(0), 0);
+    leave(&file, 0, [1, 5]);
+    leave(&file, 1, [1, 5]);
+    assert_eq!(peer.ask(Request::ResetDevice), 0);
+    assert_eq!(peer.ask(Request::SetFeatures(FEATURES | VIRTIO_F_RING_PACKED)), 0);
+    peer.start_ring(1);
+    assert_eq!(peer.base(1), 0);
+}
+
+/// A region of another back end, or of a ring of another kind, is not made sense of.
+#[test]
+fn what_somebody_else_has_left_is_refused() {
+    let (_dir, backend, _guest, mut peer) = connected();
+    let (area, fd) = region(&mut peer);
+    let file = Mapping::shared(fd.as_fd(), 0, area.size as usize).unwrap();
+    assert_eq!(peer.ask(Request::SetInflightFd(area, fd.as_fd())), 0);
+    leave(&file, 1, [0, 1]);
+    peer.start_ring(0);
+    assert_eq!(peer.ask(Request::SetVringNum(state(1, 256))), 0);
+    assert_eq!(peer.ask(Request::SetVringBase(state(1, 0))), 0);
+    assert_eq!(peer.ask(Request::SetVringAddr(addresses(1))), 0);
+    let kick = Request::SetVringKick(offcore_vhost::message::VringFd { index: 1, fd: None });
+    refused(&backend, &mut peer, kick, "is of another ring, or another back end: version 1, features 0x0");
+    assert_eq!(peer.base(0), 0);
+}
+
+/// A file that is truncated under the region ends its own connection.
+#[test]
+fn region_that_vanishes_ends_the_connection() {
+    let (_dir, backend, _guest, mut peer) = connected();
+    // That of a back end cannot be truncated.
+    let (area, fd) = region(&mut peer);
+    assert!(rustix::fs::ftruncate(&fd, 0).is_err());
+    let fd = rustix::fs::memfd_create("inflight", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, area.size).unwrap();
+    assert_eq!(peer.ask(Request::SetInflightFd(area, fd.as_fd())), 0);
+    rustix::fs::ftruncate(&fd, 0).unwrap();
+    peer.send(Request::SetVringNum(state(0, 256)));
+    peer.send(Request::SetVringBase(state(0, 0)));
+    peer.send(Request::SetVringAddr(addresses(0)));
+    peer.send(Request::SetVringKick(offcore_vhost::message::VringFd { index: 0, fd: None }));
+    peer.closed();
+    error_says(backend.device(), "guest memory has vanished");
+    still_serves(&backend);
+}
