@@ -216,7 +216,7 @@ pub(crate) struct BridgeArgs {
     #[arg(long = "vlan", value_name = "RULE")]
     pub vlans: Vec<VlanRule>,
 
-    /// With l2: PORT=MAC,MAC,...[,locked], addresses that are the port's and no other one's (`bridge fdb add MAC dev PORT
+    /// With l2: `PORT=MAC,MAC,...[,locked]`, addresses that are the port's and no other one's (`bridge fdb add MAC dev PORT
     /// static`); locked: packets from any other address are dropped; once for each port
     #[arg(long = "fdb", value_name = "RULE")]
     pub stations: Vec<StationRule>,
