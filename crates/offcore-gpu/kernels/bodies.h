@@ -1,5 +1,5 @@
-// Kernel bodies, for any type of group (group.h): one burst by one group, one burst by several groups, bursts until
-// told to quit, and one burst of a graph that is launched before its bursts arrive.
+// Kernel bodies, for any type of group (group.h): one burst by one or several groups, bursts until told to quit, and
+// one burst of a graph that is launched before its bursts arrive.
 //
 // The bodies validate what they read: a packet count that the slot has no room for is answered as an empty burst, and a
 // packet outside its chunk is skipped with result 0.
@@ -41,12 +41,17 @@ OG_FN Place place_of(const og_ring &ring, u64 turn)
 	return Place{(u32)turn & (ring.count - 1), (u32)(turn / ring.count % 0xffffffffu) + 1};
 }
 
+// The number of descriptors that a slot has room for.
+OG_FN u32 packets_in_slot(const og_ring &ring)
+{
+	return (ring.slot_stride - (u32)sizeof(og_slot)) / (u32)sizeof(og_packet);
+}
+
 // The number of packets for a head's `count`: 0 if slot or answer has no room for as many.
 OG_FN u32 packets_of(const og_ring &ring, u32 count)
 {
-	u32 described = (ring.slot_stride - (u32)sizeof(og_slot)) / (u32)sizeof(og_packet);
 	u32 answered = (ring.answer_stride - (u32)sizeof(og_answer)) / (u32)sizeof(u32);
-	return count <= OG_MAX_BURST && count <= described && count <= answered ? count : 0;
+	return count <= OG_MAX_BURST && count <= packets_in_slot(ring) && count <= answered ? count : 0;
 }
 
 // log2 of the parts that a packet is cut into, at least `least`: otherwise idle threads take a part of a packet.
@@ -99,9 +104,10 @@ template <class Group> OG_FN void stage(Group &g, const og_pipeline &p, u32 coun
 	}
 }
 
-// Works on packets from..to of a burst: swap, results, then the rest of the forced time. Returns how many results of
-// this thread are not 0.
-template <class Group> OG_FN u32 work_on(Group &g, const og_pipeline &p, const Burst &burst, u32 from, u32 to)
+// Works on packets from..to of a burst: swap, results, then the rest of the forced time. The first `loaded` descriptors
+// are in scratch memory already. Returns how many results of this thread are not 0.
+template <class Group>
+OG_FN u32 work_on(Group &g, const og_pipeline &p, const Burst &burst, u32 from, u32 to, u32 loaded)
 {
 	const u32 kind = p.work.kind, skip = p.work.skip;
 	const u64 begun = p.work.forced_ns ? g.now() : 0;
@@ -111,11 +117,11 @@ template <class Group> OG_FN u32 work_on(Group &g, const og_pipeline &p, const B
 	u8 *const memory = staged ? p.pool.staging : p.pool.base;
 	u32 hits = 0;
 
-	for (u32 tile = from; tile < to; tile += OG_TILE) {
+	for (u32 tile = from; tile < to; tile += OG_TILE, loaded = 0) {
 		const u32 count = to - tile < OG_TILE ? to - tile : OG_TILE;
 
 		g.each(count, [&](u32 i) {
-			og_packet packet = g.load(burst.packets + tile + i);
+			og_packet packet = i < loaded ? scratch.packets[i] : g.load(burst.packets + tile + i);
 			if (!inside(p.pool, packet))
 				packet.len = 0;
 			if (swap_here && packet.len >= 12)
@@ -173,33 +179,29 @@ template <class Group> OG_FN u32 work_on(Group &g, const og_pipeline &p, const B
 	return hits;
 }
 
-// Completes a burst; called by all threads.
+// Completes a burst; called by thread 0, after a barrier behind all threads' writes, which its release then covers.
 template <class Group> OG_FN void answer(Group &g, const Burst &burst, u32 lap, u32 hits)
 {
-	u32 all = g.sum(hits);
-	g.fence();
-	g.sync();
-	if (g.first()) {
-		burst.answer->hits = all;
-		g.release(&burst.answer->lap, lap);
-	}
+	burst.answer->hits = hits;
+	g.release(&burst.answer->lap, lap);
 }
 
 template <class Group> OG_FN void serve(Group &g, const og_pipeline &p, const Burst &burst, u32 lap, u32 count)
 {
-	answer(g, burst, lap, work_on(g, p, burst, 0, packets_of(p.ring, count)));
+	u32 hits = g.sum(work_on(g, p, burst, 0, packets_of(p.ring, count), 0));
+	if (g.first())
+		answer(g, burst, lap, hits);
 }
 
-// The count of a slot that must hold a burst already, at every thread; OG_QUIT if it does not.
-template <class Group> OG_FN u32 count_of(Group &g, const Burst &burst, u32 lap)
+// The count of a slot that must hold a burst already, at every thread; OG_QUIT if it does not. Reads the descriptors
+// of the first `packets` packets from `from` on into scratch memory at the same time, which saves the time of a read.
+template <class Group> OG_FN u32 count_of(Group &g, const Burst &burst, u32 lap, u32 from, u32 packets)
 {
-	u32 count = OG_QUIT;
-	if (g.first()) {
-		Head head = g.poll(burst.slot);
-		if (head.lap == lap)
-			count = head.count;
-	}
-	return g.broadcast(count);
+	Head head = {};
+	if (g.first())
+		head = g.peek(burst.slot);
+	g.each(packets, [&](u32 i) { g.scratch.packets[i] = g.load(burst.packets + from + i); });
+	return g.broadcast(head.lap == lap ? head.count : OG_QUIT);
 }
 
 // Waits until the slot's lap is `lap`; returns its count at every thread.
@@ -217,46 +219,38 @@ template <class Group> OG_FN u32 wait_for(Group &g, const Burst &burst, u32 lap)
 	return g.broadcast(count);
 }
 
-// Serves one burst, which must be there already. Returns false and does nothing otherwise.
-template <class Group> OG_FN bool burst(Group &g, const og_pipeline &p, u32 slot, u32 lap)
-{
-	Burst burst = burst_in(p.ring, slot);
-	u32 count = count_of(g, burst, lap);
-	if (count == OG_QUIT)
-		return false;
-	serve(g, p, burst, lap, count);
-	return true;
-}
-
 // Serves the share of group `block` of `blocks` in one burst, which must be there already. The last group to finish
 // answers. There need be at most one group per OG_SHARE packets; a group without packets still takes part in deciding
-// which is last, and so do all groups of an empty burst. `tally` is two words common to the groups of the burst, 0
-// before and after. Returns false and does nothing if there is no burst.
+// which is last, and so do all groups of an empty burst. `tally` is a word common to the groups of the burst, 0 before
+// and after: groups that have finished in its upper half, non-zero results in its lower one. Returns false and does
+// nothing if there is no burst.
 template <class Group>
-OG_FN bool share(Group &g, const og_pipeline &p, u32 slot, u32 lap, u32 block, u32 blocks, u32 *tally)
+OG_FN bool share(Group &g, const og_pipeline &p, u32 slot, u32 lap, u32 block, u32 blocks, u64 *tally)
 {
 	Burst burst = burst_in(p.ring, slot);
-	u32 count = count_of(g, burst, lap);
+	const u64 first = (u64)block * OG_SHARE;
+	const u32 room = packets_in_slot(p.ring), begin = first < room ? (u32)first : room;
+	const u32 loaded = room - begin < OG_SHARE ? room - begin : OG_SHARE;
+	const u32 count = count_of(g, burst, lap, begin, loaded);
 	if (count == OG_QUIT)
 		return false;
 	const u32 packets = packets_of(p.ring, count);
 	u32 hits = 0;
-	for (u64 from = (u64)block * OG_SHARE; from < packets; from += (u64)blocks * OG_SHARE) {
+	for (u64 from = first; from < packets; from += (u64)blocks * OG_SHARE) {
 		u64 to = from + OG_SHARE;
-		hits += work_on(g, p, burst, (u32)from, to < packets ? (u32)to : packets);
+		hits += work_on(g, p, burst, (u32)from, to < packets ? (u32)to : packets, from == first ? loaded : 0);
 	}
-	u32 all = g.sum(hits);
-	g.fence();
-	g.sync();
-	if (g.first()) {
-		g.tally(tally + 1, all);
-		if (g.tally(tally, 1) + 1 == blocks) {
-			g.take(tally);
-			burst.answer->hits = g.take(tally + 1);
-			g.fence();
-			g.release(&burst.answer->lap, lap);
-		}
+	hits = g.sum(hits);
+	if (!g.first())
+		return true;
+	if (blocks > 1) {
+		const u64 before = g.tally(tally, 1ull << 32 | hits);
+		if ((u32)(before >> 32) + 1 < blocks)
+			return true;
+		*tally = 0;
+		hits += (u32)before;
 	}
+	answer(g, burst, lap, hits);
 	return true;
 }
 

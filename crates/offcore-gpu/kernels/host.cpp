@@ -4,14 +4,7 @@
 
 extern "C" {
 
-u32 og_host_burst(const og_pipeline *pipeline, u32 threads, u32 slot, u32 lap)
-{
-	og::Scratch scratch;
-	og::Thread thread(scratch, threads);
-	return og::burst(thread, *pipeline, slot, lap);
-}
-
-u32 og_host_share(const og_pipeline *pipeline, u32 threads, u32 slot, u32 lap, u32 block, u32 blocks, u32 *tally)
+u32 og_host_share(const og_pipeline *pipeline, u32 threads, u32 slot, u32 lap, u32 block, u32 blocks, u64 *tally)
 {
 	og::Scratch scratch;
 	og::Thread thread(scratch, threads);

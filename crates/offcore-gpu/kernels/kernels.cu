@@ -4,15 +4,15 @@
 #include "bodies.h"
 
 // Serves one burst per row of the grid, from `turn` on, and no more than there are slots. The blocks of a row share a
-// burst: one block for every OG_SHARE packets of the longest burst. `tally` is device memory, two words per slot,
-// initially 0.
+// burst: one block for every OG_SHARE packets of the longest burst. `tally` is device memory, a word per slot, initially
+// 0.
 extern "C" __global__ void __launch_bounds__(OG_SHARE)
-og_burst(const __grid_constant__ og_pipeline pipeline, u64 turn, u32 *tally)
+og_burst(const __grid_constant__ og_pipeline pipeline, u64 turn, u64 *tally)
 {
 	__shared__ og::Scratch scratch;
 	og::Block block{scratch};
 	const og::Place place = og::place_of(pipeline.ring, turn + blockIdx.y);
-	og::share(block, pipeline, place.slot, place.lap, blockIdx.x, gridDim.x, tally + 2 * place.slot);
+	og::share(block, pipeline, place.slot, place.lap, blockIdx.x, gridDim.x, tally + place.slot);
 }
 
 // Serves bursts until OG_QUIT. Block i serves turns from_turn + first + i, and every `step`th turn after that.
@@ -24,13 +24,14 @@ og_persistent(const __grid_constant__ og_pipeline pipeline, u32 first, u32 step,
 	og::persistent(block, pipeline, first + blockIdx.x, step, from_turn);
 }
 
-// A graph node: one block that serves the next burst of one slot. A graph is relaunched with the parameters it was
+// A graph node: block i serves the next burst of slot first + i. A graph is relaunched with the parameters it was
 // created with, so `laps`, a word of device memory per slot, holds the lap of the slot's last burst, initially 0.
 extern "C" __global__ void __launch_bounds__(OG_MAX_THREADS)
-og_graph_node(const __grid_constant__ og_pipeline pipeline, u32 slot, u32 *laps)
+og_graph_node(const __grid_constant__ og_pipeline pipeline, u32 first, u32 *laps)
 {
 	__shared__ og::Scratch scratch;
 	og::Block block{scratch};
+	const u32 slot = first + blockIdx.x;
 	// Laps wrap around and skip 0.
 	u32 last = laps[slot];
 	u32 lap = last + 1 + (last == 0xffffffffu);

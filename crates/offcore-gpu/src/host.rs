@@ -6,7 +6,7 @@
 
 use std::num::NonZeroU32;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -236,7 +236,7 @@ impl LaunchQueue {
     /// # Safety
     /// As for [`Device::start`].
     unsafe fn serve(mut self, view: &PipelineView, threads: NonZeroU32) {
-        let tally = [const { AtomicU32::new(0) }; 2];
+        let tally = AtomicU64::new(0);
         let mut idle = Idle::default();
         loop {
             let Some((turn, packets)) = self.to_launch.pop() else {

@@ -10,18 +10,17 @@ pub const BUILT: bool = cfg!(host_kernels);
 pub const SHARE: usize = 256;
 
 #[cfg(host_kernels)]
-pub use host::{burst, graph_node, persistent, share};
+pub use host::{graph_node, persistent, share};
 
 #[cfg(host_kernels)]
 mod host {
     use std::num::NonZeroU32;
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::AtomicU64;
 
     use crate::layout::PipelineView;
 
     // In kernels/host.cpp.
     unsafe extern "C" {
-        fn og_host_burst(pipeline: *const PipelineView, threads: u32, slot: u32, lap: u32) -> u32;
         fn og_host_share(
             pipeline: *const PipelineView,
             threads: u32,
@@ -29,7 +28,7 @@ mod host {
             lap: u32,
             block: u32,
             blocks: u32,
-            tally: *mut u32,
+            tally: *mut u64,
         ) -> u32;
         fn og_host_persistent(
             pipeline: *const PipelineView,
@@ -41,8 +40,10 @@ mod host {
         fn og_host_graph_node(pipeline: *const PipelineView, threads: u32, slot: u32, lap: u32) -> u32;
     }
 
-    /// Processes and answers the burst in `slot`, if its lap is `lap` and it is not a [`QUIT`](crate::layout::QUIT).
-    /// Otherwise does nothing and returns `false`.
+    /// Processes the share of block `block` of `blocks` in the burst in `slot`: every `blocks`th group of
+    /// [`SHARE`](super::SHARE) packets. The last block to finish answers the burst. The blocks share `tally`, which is 0
+    /// before the first block and after the last. If the slot's lap is not `lap`, or at a
+    /// [`QUIT`](crate::layout::QUIT), does nothing and returns `false`.
     ///
     /// # Safety
     /// `pipeline` describes memory that stays valid until this returns: the chunks of the pool, and as much staging
@@ -50,38 +51,24 @@ mod host {
     /// two; the trie's tables, with an empty entry among the edges, if the work is
     /// [`Kind::Match`](crate::layout::Kind::Match) and `states` is not 0. Until the burst is answered no one else
     /// writes its slot, touches its packets' bytes, staged or not, or touches its answer, except to read the answer's
-    /// lap.
-    pub unsafe fn burst(pipeline: &PipelineView, threads: NonZeroU32, slot: u32, lap: u32) -> bool {
-        // SAFETY: `PipelineView` has the layout of `og_pipeline`, which both sides assert; the rest is the caller's
-        // promise.
-        unsafe { og_host_burst(pipeline, threads.get(), slot, lap) != 0 }
-    }
-
-    /// Processes the share of block `block` of `blocks` in the burst in `slot`: every `blocks`th group of
-    /// [`SHARE`](super::SHARE) packets. The last block to finish answers the burst. The blocks share `tally`, two words
-    /// that are 0 before the first block and after the last. Like [`burst`], it requires the burst to be there.
-    ///
-    /// # Safety
-    /// As for [`burst`]; and each of 0..`blocks` is passed as `block` once per burst.
+    /// lap. Each of 0..`blocks` is passed as `block` once per burst.
     pub unsafe fn share(
         pipeline: &PipelineView,
         threads: NonZeroU32,
         (slot, lap): (u32, u32),
         (block, blocks): (u32, u32),
-        tally: &[AtomicU32; 2],
+        tally: &AtomicU64,
     ) -> bool {
-        // SAFETY: as in `burst`. Both sides access the two words atomically.
-        unsafe {
-            og_host_share(pipeline, threads.get(), slot, lap, block, blocks, tally.as_ptr().cast_mut().cast())
-                != 0
-        }
+        // SAFETY: `PipelineView` has the layout of `og_pipeline`, which both sides assert; both access the tally
+        // atomically; the rest is the caller's promise.
+        unsafe { og_host_share(pipeline, threads.get(), slot, lap, block, blocks, tally.as_ptr()) != 0 }
     }
 
     /// Serves bursts as they arrive: turn `from_turn` + `first`, and every `step`th turn after it. Returns at a
     /// [`QUIT`](crate::layout::QUIT). Between bursts the thread spins, then yields, then sleeps.
     ///
     /// # Safety
-    /// As for [`burst`], for every burst until this returns.
+    /// As for [`share`], for every burst until this returns.
     pub unsafe fn persistent(
         pipeline: &PipelineView,
         threads: NonZeroU32,
@@ -89,7 +76,7 @@ mod host {
         step: NonZeroU32,
         from_turn: u64,
     ) {
-        // SAFETY: as in `burst`.
+        // SAFETY: as in `share`.
         unsafe { og_host_persistent(pipeline, threads.get(), first, step.get(), from_turn) }
     }
 
@@ -97,9 +84,9 @@ mod host {
     /// [`QUIT`](crate::layout::QUIT).
     ///
     /// # Safety
-    /// As for [`burst`], once the burst is there.
+    /// As for [`share`], once the burst is there.
     pub unsafe fn graph_node(pipeline: &PipelineView, threads: NonZeroU32, slot: u32, lap: u32) -> bool {
-        // SAFETY: as in `burst`.
+        // SAFETY: as in `share`.
         unsafe { og_host_graph_node(pipeline, threads.get(), slot, lap) != 0 }
     }
 }

@@ -111,8 +111,8 @@ fn working(args: &PipelineArgs, elsewhere: Option<usize>) -> Result<Working, Str
             "{flag} is for a device, and --workload {name} uses none: add -w kernel, persistent or graph"
         ));
     }
-    if by_device && args.blocks.is_some() && args.workload != Workload::Device(Launch::Persistent) {
-        return Err(format!("--blocks is for --workload persistent, found {name}: leave it out"));
+    if args.blocks.is_some() && args.workload == Workload::Device(Launch::Kernel) {
+        return Err(format!("--blocks is for --workload persistent or graph, found {name}: leave it out"));
     }
     if args.workload == Workload::None {
         let nothing = [

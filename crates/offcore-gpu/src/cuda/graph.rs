@@ -1,8 +1,9 @@
-//! Graphs of kernels, each of which waits for the next burst of its own slot.
+//! Graphs of kernels whose blocks wait for the next bursts of their slots.
 //!
-//! A ring of n slots is served by graphs of 8 chained nodes, for slots 0 to 7, 8 to 15 and so on, which are relaunched
-//! every lap. A node finds its lap in a word of device memory. A launch, which costs the lcore microseconds, is shared
-//! by 8 bursts, and a burst finds its kernel waiting: see [`Schedule`].
+//! A ring is served by graphs of up to 8 chained nodes, which are relaunched every lap. A node of b blocks serves b
+//! slots, those after the slots of the node before it: bursts are served one block each, b at a time. A block finds its
+//! lap in a word of device memory. A launch, which costs the lcore microseconds, is shared by 8 b bursts, and a burst
+//! finds its kernel waiting: see [`Schedule`].
 
 use std::ffi::c_void;
 use std::fmt;
@@ -14,8 +15,13 @@ use cudarc::driver::sys;
 use crate::cuda::driver::{Context, CudaError, Kernel, Stream, call};
 use crate::layout::PipelineView;
 
-/// Nodes per graph, if there are as many slots.
+/// Nodes per graph, if there are slots for as many.
 const NODES: u32 = 8;
+
+/// Blocks per node for a ring of `slots` slots: a power of two, so that the nodes of a graph cover it.
+pub(crate) fn blocks_of_node(blocks: u32, slots: u32) -> u32 {
+    1 << blocks.clamp(1, slots).ilog2()
+}
 
 /// Decides which graph is launched when.
 ///
@@ -25,41 +31,39 @@ const NODES: u32 = 8;
 #[derive(Debug)]
 pub(crate) struct Schedule {
     slots: u32,
-    nodes: u32,
+    /// Slots per node.
+    blocks: u32,
+    /// Slots per graph.
+    span: u32,
     /// Turns whose nodes have been launched.
     launched: u64,
 }
 
 impl Schedule {
-    /// For a ring of `slots` slots, a power of two.
-    pub(crate) fn new(slots: u32) -> Self {
-        Self { slots, nodes: NODES.min(slots), launched: 0 }
-    }
-
-    /// Nodes per graph.
-    pub(crate) fn nodes(&self) -> u32 {
-        self.nodes
+    /// For a ring of `slots` slots and nodes of `blocks` blocks, both powers of two.
+    pub(crate) fn new(slots: u32, blocks: u32) -> Self {
+        Self { slots, blocks, span: (NODES * blocks).min(slots), launched: 0 }
     }
 
     /// Number of graphs, at least two, if necessary over the same slots: a driver may block the relaunch of a graph
     /// that still waits for bursts, and then the lcore could not submit them.
     pub(crate) fn graphs(&self) -> u32 {
-        (self.slots / self.nodes).max(2)
+        (self.slots / self.span).max(2)
     }
 
     /// The first slot of a graph.
     pub(crate) fn first_slot(&self, graph: u32) -> u32 {
-        graph * self.nodes % self.slots
+        graph * self.span % self.slots
     }
 
     /// The next graph to launch once the burst of `turn` has been submitted. Called until it returns `None`.
     pub(crate) fn due(&mut self, turn: u64) -> Option<u32> {
-        let nodes = u64::from(self.nodes);
-        if self.launched >= (turn / nodes + 2) * nodes {
+        let span = u64::from(self.span);
+        if self.launched >= (turn / span + 2) * span {
             return None;
         }
-        let graph = self.launched / nodes % u64::from(self.graphs());
-        self.launched += nodes;
+        let graph = self.launched / span % u64::from(self.graphs());
+        self.launched += span;
         Some(graph as u32)
     }
 
@@ -112,7 +116,8 @@ impl Graphs {
             unsafe { call!(cuGraphCreate(&mut graph, 0)) }?;
             made.graphs.push(Exec { graph, exec: null_mut() });
             let first = schedule.first_slot(index);
-            chain(context, graph, (kernel, threads), first..first + schedule.nodes(), view, laps)?;
+            let slots = (first..first + schedule.span, schedule.blocks);
+            chain(context, graph, (kernel, threads), slots, view, laps)?;
             let mut exec = null_mut();
             // SAFETY: the context is current, the graph is complete, `exec` is valid for writes.
             unsafe { call!(cuGraphInstantiateWithFlags(&mut exec, graph, 0)) }?;
@@ -136,22 +141,22 @@ impl Graphs {
     }
 }
 
-/// Adds a chain of nodes, one per slot.
+/// Adds a chain of nodes of `blocks` blocks, a block per slot.
 fn chain(
     context: &Context,
     graph: sys::CUgraph,
     (kernel, threads): (Kernel, u32),
-    slots: std::ops::Range<u32>,
+    (slots, blocks): (std::ops::Range<u32>, u32),
     view: &PipelineView,
     mut laps: *mut u32,
 ) -> Result<(), CudaError> {
     let mut previous: sys::CUgraphNode = null_mut();
-    for mut slot in slots.clone() {
+    for mut slot in slots.clone().step_by(blocks as usize) {
         let mut parameters: [*mut c_void; 3] =
             [from_ref(view).cast_mut().cast(), (&raw mut slot).cast(), (&raw mut laps).cast()];
         let node = sys::CUDA_KERNEL_NODE_PARAMS {
             func: kernel.raw(),
-            gridDimX: 1,
+            gridDimX: blocks,
             gridDimY: 1,
             gridDimZ: 1,
             blockDimX: threads,
@@ -165,7 +170,7 @@ fn chain(
         };
         let behind = usize::from(slot != slots.start);
         let before = previous;
-        // SAFETY: the graph is valid. `og_graph_node` takes a pipeline, a slot and an address, which the call copies.
+        // SAFETY: the graph is valid. `og_graph_node` takes a pipeline, its first slot and an address, which the call copies.
         // `before` is a node of this graph where it is read.
         unsafe { call!(cuGraphAddKernelNode_v2(&mut previous, graph, &before, behind, &node)) }?;
     }
@@ -194,29 +199,31 @@ mod tests {
     use super::*;
 
     /// The graphs launched at each of the first `turns` turns.
-    fn launches(slots: u32, turns: u64) -> (Schedule, Vec<Vec<u32>>) {
-        let mut schedule = Schedule::new(slots);
+    fn launches((slots, blocks): (u32, u32), turns: u64) -> (Schedule, Vec<Vec<u32>>) {
+        let mut schedule = Schedule::new(slots, blocks);
         let launches = (0..turns).map(|turn| std::iter::from_fn(|| schedule.due(turn)).collect()).collect();
         (schedule, launches)
     }
 
     #[test]
     fn graph_start_launches_the_next_graph() {
-        let (schedule, launches) = launches(32, 33);
-        assert_eq!((schedule.nodes(), schedule.graphs()), (8, 4));
-        let expected = [(0, vec![0, 1]), (8, vec![2]), (16, vec![3]), (24, vec![0]), (32, vec![1])];
-        for (turn, launched) in launches.into_iter().enumerate() {
-            let wanted =
-                expected.iter().find(|(at, _)| *at == turn).map_or(vec![], |(_, graphs)| graphs.clone());
-            assert_eq!(launched, wanted, "turn {turn}");
+        for (slots, blocks) in [(32, 1), (64, 2)] {
+            let span = 8 * u64::from(blocks);
+            let (schedule, launches) = launches((slots, blocks), 4 * span + 1);
+            assert_eq!((u64::from(schedule.span), schedule.graphs()), (span, 4));
+            let expected = [vec![0, 1], vec![2], vec![3], vec![0], vec![1]];
+            for (turn, launched) in (0..).zip(launches) {
+                let wanted = if turn % span == 0 { expected[(turn / span) as usize].clone() } else { vec![] };
+                assert_eq!(launched, wanted, "turn {turn}, {blocks} blocks");
+            }
         }
     }
 
     #[test]
     fn small_rings_have_two_graphs() {
-        for slots in [2, 4, 8] {
-            let (schedule, launches) = launches(slots, 3 * u64::from(slots));
-            assert_eq!((schedule.nodes(), schedule.graphs()), (slots, 2));
+        for (slots, blocks) in [(2, 1), (2, 2), (4, 2), (8, 1), (8, 4), (32, 4)] {
+            let (schedule, launches) = launches((slots, blocks), 3 * u64::from(slots));
+            assert_eq!((schedule.span, schedule.graphs()), (slots, 2));
             assert_eq!((schedule.first_slot(0), schedule.first_slot(1)), (0, 0));
             assert_eq!(launches[0], [0, 1]);
             assert_eq!(launches.concat(), [0, 1, 0, 1]);
@@ -224,26 +231,39 @@ mod tests {
     }
 
     #[test]
+    fn nodes_have_as_many_blocks_as_cover_the_ring() {
+        let found = [(1, 64), (3, 64), (4, 64), (63, 64), (64, 64), (64, 2), (5, 4)]
+            .map(|(blocks, slots)| blocks_of_node(blocks, slots));
+        assert_eq!(found, [1, 2, 4, 32, 64, 2, 4]);
+    }
+
+    /// Rings of many sizes, and nodes of as many blocks as they can have.
+    fn rings() -> impl Iterator<Item = (u32, u32)> {
+        let slots = [2u32, 4, 8, 16, 64, 256];
+        slots.into_iter().flat_map(|slots| [1, 2, 4, 32].map(|blocks| (slots, blocks_of_node(blocks, slots))))
+    }
+
+    #[test]
     fn a_node_always_waits_for_the_next_turn() {
-        for slots in [2, 4, 8, 16, 64, 4096] {
-            let mut schedule = Schedule::new(slots);
+        for (slots, blocks) in rings() {
+            let mut schedule = Schedule::new(slots, blocks);
             for turn in 0..3 * u64::from(slots) {
                 while let Some(graph) = schedule.due(turn) {
                     // Its nodes are the last ones launched.
-                    let first_turn = schedule.launched - u64::from(schedule.nodes());
+                    let first_turn = schedule.launched - u64::from(schedule.span);
                     assert_eq!(u64::from(schedule.first_slot(graph)), first_turn % u64::from(slots));
                 }
                 assert!(schedule.launched > turn + 1, "{slots} slots, turn {turn}");
-                assert!(schedule.launched <= turn + 2 * u64::from(schedule.nodes()));
+                assert!(schedule.launched <= turn + 2 * u64::from(schedule.span));
             }
         }
     }
 
     #[test]
-    fn every_launched_node_gets_a_quit() {
-        for slots in [2u32, 4, 8, 16, 64] {
+    fn every_launched_block_gets_a_quit() {
+        for (slots, blocks) in rings() {
             for turns in 0..3 * u64::from(slots) {
-                let mut schedule = Schedule::new(slots);
+                let mut schedule = Schedule::new(slots, blocks);
                 (0..turns).for_each(|turn| while schedule.due(turn).is_some() {});
                 let waiters = schedule.waiters(turns);
                 assert!(waiters <= slots as usize, "a ring has room for {slots}, not for {waiters}");
@@ -253,15 +273,15 @@ mod tests {
                 let laps: Vec<u64> = (0..count).map(|slot| (turns + count - 1 - slot) / count).collect();
                 for turn in turns..schedule.launched {
                     let slot = turn % count;
-                    // The node waits for the lap after the last one served.
+                    // The block waits for the lap after the last one served.
                     let waits_for = laps[slot as usize] * count + slot;
                     assert!(
                         quits.contains(&waits_for),
-                        "{slots} slots, {turns} turns: the node of turn {turn} waits"
+                        "{slots} slots, {blocks} blocks, {turns} turns: the block of turn {turn} waits"
                     );
                 }
             }
         }
-        assert_eq!(Schedule::new(8).waiters(0), 0, "nothing was launched");
+        assert_eq!(Schedule::new(8, 1).waiters(0), 0, "nothing was launched");
     }
 }

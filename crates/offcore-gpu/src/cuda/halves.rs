@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::mem::{ManuallyDrop, forget};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,7 +18,8 @@ use crate::cuda::memory::{Allocation, Registration};
 use crate::cuda::thread::{Batch, BatchLauncher, LaunchMailbox, Queue};
 use crate::device::{DeviceSlots, Launch, Launcher, Started, Watch};
 use crate::kernel::SHARE;
-use crate::layout::PipelineView;
+use crate::layout::{PipelineView, RingView};
+use crate::ring::slot_and_lap;
 
 /// Time for kernels to end.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -47,8 +48,8 @@ pub(super) struct Resources {
 
 /// The kernels that a service launches.
 pub(super) enum Work {
-    /// A kernel per burst or several, by the launch thread; `tally` is two words per slot.
-    Burst { tally: *mut u32 },
+    /// A kernel per burst or several, by the launch thread; `tally` is a word per slot.
+    Burst { tally: *mut u64 },
     /// One kernel for all bursts.
     Persistent,
     /// Graphs of kernels.
@@ -71,9 +72,10 @@ pub(super) fn halves(
     view: PipelineView,
     stream: Stream,
     resources: Resources,
-    mut queue: Option<Queue>,
+    queue: Option<(Queue, Answers)>,
     slots: Option<DeviceSlots>,
 ) -> Started {
+    let (mut queue, answers) = queue.unzip();
     let state = Arc::new(State {
         launch,
         stream: ManuallyDrop::new(stream),
@@ -85,9 +87,9 @@ pub(super) fn halves(
         refused: OnceLock::new(),
         mailbox: queue.as_ref().map(Queue::mailbox),
     });
-    if let (Some(queue), Work::Burst { tally }) = (&mut queue, &resources.work) {
+    if let (Some(queue), Some(answers), Work::Burst { tally }) = (&mut queue, answers, &resources.work) {
         let (state, kernel, tally) = (Arc::clone(&state), resources.gpu.kernels.burst, *tally);
-        queue.open(Box::new(BurstLauncher { state, kernel, view, tally, threads }));
+        queue.open(Box::new(BurstLauncher { state, kernel, view, tally, threads, answers }));
     }
     let watch = Box::new(CudaWatch { state: Arc::clone(&state) });
     let launcher = CudaLauncher { state, resources: Some(resources), queue, view, blocks, threads, turns: 0 };
@@ -335,15 +337,41 @@ impl Launching<'_> {
     }
 }
 
+/// The answers of a ring, at the CPU's addresses.
+pub(super) struct Answers(RingView);
+
+// SAFETY: the ring's memory outlives the service, as `Device::start` wants it, and laps are read atomically.
+unsafe impl Send for Answers {}
+
+impl Answers {
+    /// # Safety
+    /// The ring's memory stays until the service has ended.
+    pub(super) unsafe fn new(ring: RingView) -> Self {
+        Self(ring)
+    }
+
+    /// Whether the burst of `turn`, or a later one in the same slot, is answered.
+    #[inline]
+    fn have(&self, turn: u64) -> bool {
+        let RingView { answers, answer_stride, count, .. } = self.0;
+        let (slot, lap) = slot_and_lap(count, turn);
+        let head = answers.wrapping_add(slot as usize * answer_stride as usize);
+        // SAFETY: a head inside the answers, line-aligned, which begins with its lap; `new` has the promise.
+        let found = unsafe { AtomicU32::from_ptr(head.cast()) }.load(Ordering::Relaxed);
+        (found.wrapping_sub(lap) as i32) >= 0
+    }
+}
+
 /// Launches the kernels for bursts of one ring, on the launch thread.
 struct BurstLauncher {
     state: Arc<State>,
     kernel: Kernel,
     /// With device addresses.
     view: PipelineView,
-    /// Two words per slot, in device memory.
-    tally: *mut u32,
+    /// A word per slot, in device memory.
+    tally: *mut u64,
     threads: u32,
+    answers: Answers,
 }
 
 // SAFETY: the view and the tally are device addresses; the rest is `Send`.
@@ -358,7 +386,7 @@ impl fmt::Debug for BurstLauncher {
 impl BatchLauncher for BurstLauncher {
     #[inline]
     fn launch(&mut self, Batch { turn, bursts, packets }: Batch) {
-        let Self { state, kernel, view, tally, threads } = &*self;
+        let Self { state, kernel, view, tally, threads, .. } = &*self;
         let stream = &state.stream;
         state.launch(|| {
             stream.context().enter()?;
@@ -369,6 +397,11 @@ impl BatchLauncher for BurstLauncher {
             // the service is stopped, which `State::launch` checks, and the stream is idle.
             unsafe { kernel.launch(stream, ([blocks, bursts], *threads), parameters) }
         });
+    }
+
+    #[inline]
+    fn is_answered(&self, turn: u64) -> bool {
+        self.answers.have(turn) || self.state.stopped.load(Ordering::Relaxed)
     }
 }
 

@@ -11,8 +11,8 @@ use offcore_mem::DeviceMemory;
 use crate::cuda::direct;
 use crate::cuda::driver::{Kernel, Stream};
 use crate::cuda::gpu::{Gpu, WARP, quiesce_lock};
-use crate::cuda::graph::{Graphs, Schedule};
-use crate::cuda::halves::{Resources, Work, halves};
+use crate::cuda::graph::{Graphs, Schedule, blocks_of_node};
+use crate::cuda::halves::{Answers, Resources, Work, halves};
 use crate::cuda::memory::{Allocation, Registration, size};
 use crate::cuda::slots;
 use crate::cuda::thread::{LaunchThread, MAX_BATCH};
@@ -40,8 +40,12 @@ pub(super) unsafe fn start(
     let count = view.ring.count;
     let pool_len = (view.pool.chunks as usize) << view.pool.chunk_shift;
     let pool_base = view.pool.base;
-    // A block beyond the number of slots would wait for a turn that a quit cannot reach.
-    let blocks = if launch == Launch::Persistent { blocks.min(count) } else { 1 };
+    let blocks = match launch {
+        Launch::Kernel => 1,
+        // A block beyond the number of slots would wait for a turn that a quit cannot reach.
+        Launch::Persistent => blocks.min(count),
+        Launch::Graph => blocks_of_node(blocks, count),
+    };
     let (kernel, max_threads) = match launch {
         Launch::Kernel => (gpu.kernels.burst, SHARE as u32),
         Launch::Persistent => (gpu.kernels.persistent, u32::MAX),
@@ -85,10 +89,14 @@ pub(super) unsafe fn start(
         view.ring.slots = memory.at();
     }
     let queue = match launch {
-        Launch::Kernel => Some(LaunchThread::shared_at(&gpu.launch_thread)?.queue(count)?),
+        Launch::Kernel => {
+            let queue = LaunchThread::shared_at(&gpu.launch_thread)?.queue(count)?;
+            // SAFETY: the caller's promise.
+            Some((queue, unsafe { Answers::new(service.view.ring) }))
+        }
         _ => None,
     };
-    let (work, words) = work(gpu, launch, &view, &stream, (kernel, threads))?;
+    let (work, words) = work(gpu, launch, &view, &stream, (kernel, threads), blocks)?;
     context.settle().map_err(|error| error.to_string())?;
     let resources = Resources {
         work,
@@ -115,19 +123,18 @@ fn work(
     view: &PipelineView,
     stream: &Stream,
     kernel: (Kernel, u32),
+    blocks: u32,
 ) -> Result<(Work, Option<Allocation>), String> {
     let (context, count) = (&gpu.context, view.ring.count);
-    let words = |each: u32| {
-        Allocation::zeroed(context, "words of a ring", (count * each) as usize * size_of::<u32>())
-    };
+    let words = |bytes: usize| Allocation::zeroed(context, "words of a ring", count as usize * bytes);
     Ok(match launch {
         Launch::Kernel => {
-            let words = words(2)?;
+            let words = words(size_of::<u64>())?;
             (Work::Burst { tally: words.at() }, Some(words))
         }
         Launch::Persistent => (Work::Persistent, None),
         Launch::Graph => {
-            let (words, schedule) = (words(1)?, Schedule::new(count));
+            let (words, schedule) = (words(size_of::<u32>())?, Schedule::new(count, blocks));
             let graphs = Graphs::new(context, stream, &schedule, kernel, (view, words.at()));
             (Work::Graphs(graphs.map_err(|error| format!("its graphs: {error}"))?, schedule), Some(words))
         }
@@ -148,7 +155,7 @@ fn note(service: &Service, pool_len: usize, (blocks, threads): (u32, u32), no_sl
              {threads} threads per {SHARE} packets"
         ),
         Launch::Persistent => format!("a persistent kernel of {blocks} blocks of {threads} threads"),
-        Launch::Graph => format!("graphs of kernels of {threads} threads"),
+        Launch::Graph => format!("graphs of kernels of {blocks} blocks of {threads} threads"),
     };
     let bursts = match no_slots {
         None => "bursts in GPU memory, which the CPU has mapped".into(),

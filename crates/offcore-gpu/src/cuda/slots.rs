@@ -128,9 +128,8 @@ unsafe fn kernel_sees_writes(
     answers: *mut u8,
     stream: &Stream,
 ) -> Result<bool, String> {
-    let tally =
-        Allocation::zeroed(&gpu.context, "a self-test", view.ring.count as usize * 2 * size_of::<u32>())?;
-    let words: *mut u32 = tally.at();
+    let tally = Allocation::zeroed(&gpu.context, "a self-test", view.ring.count as usize * size_of::<u64>())?;
+    let words: *mut u64 = tally.at();
     // The fill of the slots is asynchronous; wait for it.
     gpu.context.settle().map_err(|error| error.to_string())?;
     mapping.write_head(SlotHead { lap: 1, count: 0 });

@@ -2,8 +2,9 @@
 //!
 //! The launch path of a CUDA context is serialised: lcores that launch concurrently wait for each other, microseconds
 //! per launch. So an lcore pushes what it submits to a [`Queue`], and one thread launches for all lcores. It visits the
-//! queues in turn, and launches what has arrived at one since the last visit together, up to [`MAX_BATCH`] bursts. It
-//! never waits for more: a single burst is launched at once.
+//! queues in turn, and launches what has arrived at one together, up to [`MAX_BATCH`] bursts. A single burst is launched
+//! at once while fewer than [`AHEAD`] launches of its queue are unfinished. Otherwise it could only wait in the stream:
+//! it waits here, for others to share its launch.
 //!
 //! The thread lives as long as there are queues.
 
@@ -19,6 +20,8 @@ use crate::idle::{Idle, NAP};
 
 /// Maximum bursts per launch.
 pub(crate) const MAX_BATCH: usize = 16;
+/// Launches of a queue that keep its stream busy: one runs, the next one is there when it ends.
+const AHEAD: usize = 2;
 /// Time for the thread to release a queue, or to end: it may be blocked in the driver.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -36,6 +39,9 @@ pub(super) struct Batch {
 pub(super) trait BatchLauncher: fmt::Debug + Send {
     /// Launches a kernel for these bursts; remembers the error if it fails.
     fn launch(&mut self, batch: Batch);
+
+    /// Whether the burst of a turn that has been launched is answered, or never will be.
+    fn is_answered(&self, turn: u64) -> bool;
 }
 
 /// A submitted burst.
@@ -66,18 +72,25 @@ struct ServedQueue {
     submitted: Consumer<Submitted>,
     /// At most as many bursts as the ring has slots can be launched together.
     max_batch: usize,
+    /// The last turns of the last launches, the oldest first.
+    ahead: [Option<u64>; AHEAD],
     /// The other end has been dropped.
     closed: Arc<AtomicBool>,
     launcher: Box<dyn BatchLauncher>,
 }
 
 impl ServedQueue {
-    /// Launches what has arrived. Returns whether there was anything.
+    /// Launches what has arrived, if that is of use. Returns whether it did.
     #[inline]
     fn poll(&mut self) -> bool {
         let (first, second) = self.submitted.peek(self.max_batch);
         let Some(batch) = next_batch(first.iter().chain(second)) else { return false };
         let bursts = batch.bursts as usize;
+        if bursts < self.max_batch && self.ahead[0].is_some_and(|turn| !self.launcher.is_answered(turn)) {
+            return false;
+        }
+        self.ahead.rotate_left(1);
+        self.ahead[AHEAD - 1] = Some(batch.turn + bursts as u64 - 1);
         self.launcher.launch(batch);
         // After the launch: an entry that is released has been launched or dropped.
         self.submitted.release(bursts);
@@ -247,7 +260,13 @@ impl Queue {
     pub(super) fn open(&mut self, launcher: Box<dyn BatchLauncher>) {
         if let Some((submitted, max_batch)) = self.to_launch.take() {
             let closed = Arc::clone(&self.closed);
-            self.thread.mailbox.arrived().push(ServedQueue { submitted, max_batch, closed, launcher });
+            self.thread.mailbox.arrived().push(ServedQueue {
+                submitted,
+                max_batch,
+                ahead: [None; AHEAD],
+                closed,
+                launcher,
+            });
             self.thread.mailbox.change();
         }
     }

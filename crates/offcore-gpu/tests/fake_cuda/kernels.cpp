@@ -134,23 +134,24 @@ Body body_of(Context &context, const Launch &launch)
 	Body body;
 	if (name == "og_burst") {
 		const u64 turn = arguments.value<u64>(1);
-		u32 *tally = (u32 *)arguments.host("the tallies", arguments.value<u32 *>(2), (u64)p.ring.count * 8);
+		u64 *tally = (u64 *)arguments.host("the tallies", arguments.value<u64 *>(2), (u64)p.ring.count * 8);
 		if (launch.rows > p.ring.count) {
 			report("og_burst: %u bursts of a ring of %u slots", launch.rows, p.ring.count);
 			arguments.sound = false;
 		}
 		body = [=](Block &block, u32 number, u32 row) {
 			const og::Place place = og::place_of(p.ring, turn + row);
-			og::share(block, p, place.slot, place.lap, number, blocks, tally + 2 * place.slot);
+			og::share(block, p, place.slot, place.lap, number, blocks, tally + place.slot);
 		};
 	} else if (name == "og_persistent") {
 		const u32 first = arguments.value<u32>(1), step = arguments.value<u32>(2);
 		const u64 from_turn = arguments.value<u64>(3);
 		body = [=](Block &block, u32 number, u32) { og::persistent(block, p, first + number, step, from_turn); };
 	} else {
-		const u32 slot = arguments.value<u32>(1);
+		const u32 first = arguments.value<u32>(1);
 		u32 *laps = (u32 *)arguments.host("the laps", arguments.value<u32 *>(2), (u64)p.ring.count * 4);
-		body = [=](Block &block, u32, u32) {
+		body = [=](Block &block, u32 number, u32) {
+			const u32 slot = first + number;
 			const u32 last = laps[slot], lap = last + 1 + (last == 0xffffffffu);
 			if (og::graph_node(block, p, slot, lap))
 				laps[slot] = lap;
@@ -182,7 +183,7 @@ void run(Context &context, const Launch &launch)
 		fail(context, ILLEGAL_ADDRESS);
 		return;
 	}
-	const bool all_count = launch.function->name != "og_burst";
+	const bool all_count = launch.function->name != "og_burst"; // other blocks have bursts of their own
 	auto block = [&](u32 number, u32 row) {
 		og::Scratch scratch;
 		Block threads(scratch, launch.block, context, all_count || number == 0);

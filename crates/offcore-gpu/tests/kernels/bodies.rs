@@ -1,15 +1,15 @@
 //! Finding, sharing and answering bursts.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
 
 use offcore_gpu::kernel;
 use offcore_gpu::layout::{Kind, MAX_BURST, PacketDescriptor};
 
-use crate::rig::{COUNTS, KINDS, Rig, STAGINGS, threads};
+use crate::rig::{COUNTS, KINDS, Rig, STAGINGS, burst, threads};
 
 /// The kernel bodies that serve a burst.
-pub(crate) const MODES: [&str; 4] = ["burst", "share", "persistent", "graph"];
+pub(crate) const MODES: [&str; 3] = ["share", "persistent", "graph"];
 
 /// Serves the burst of turn 0, which has been posted, with [`Rig::quit`] after it.
 ///
@@ -20,11 +20,10 @@ pub(crate) unsafe fn by(mode: &str, rig: &Rig, packets: usize, number: u32) {
     // SAFETY: the rig is alive; the rest is the caller's promise.
     unsafe {
         match mode {
-            "burst" => assert!(kernel::burst(&view, number, 0, 1)),
             "graph" => assert!(kernel::graph_node(&view, number, 0, 1)),
             "persistent" => kernel::persistent(&view, number, 0, threads(1), 0),
             _ => {
-                let tally = [AtomicU32::new(0), AtomicU32::new(0)];
+                let tally = AtomicU64::new(0);
                 let blocks = packets.div_ceil(kernel::SHARE).max(1) as u32;
                 for block in 0..blocks {
                     assert!(kernel::share(&view, number, (0, 1), (block, blocks), &tally));
@@ -139,7 +138,7 @@ fn last_block_of_a_burst_answers() {
     for kind in KINDS {
         for count in COUNTS {
             let mut rig = Rig::new(count + 1, 2, count.max(1), kind);
-            let tally = [AtomicU32::new(0), AtomicU32::new(0)];
+            let tally = AtomicU64::new(0);
             let blocks = count.div_ceil(kernel::SHARE).max(1) as u32;
             for (turn, backwards, staging) in
                 [(0, false, None), (1, true, None), (2, true, Some(0)), (3, false, Some(0))]
@@ -161,7 +160,7 @@ fn last_block_of_a_burst_answers() {
                 rig.check(turn, count, &expected, &case);
                 rig.check_pool(&pool, &case);
                 rig.check_staging(&packets, &case);
-                assert_eq!(tally.each_ref().map(|word| word.load(Ordering::Relaxed)), [0, 0]);
+                assert_eq!(tally.load(Ordering::Relaxed), 0);
             }
         }
     }
@@ -172,7 +171,7 @@ fn last_block_of_a_burst_answers() {
 fn blocks_share_a_burst_concurrently() {
     for blocks in [1, 2, 3, 4, 7] {
         let mut rig = Rig::new(1000, 2, 1000, Kind::Crc32c);
-        let tally = [AtomicU32::new(0), AtomicU32::new(0)];
+        let tally = AtomicU64::new(0);
         for turn in 0..10 {
             rig.stage(STAGINGS[turn as usize % STAGINGS.len()]);
             let packets = rig.packets(1000, turn);
@@ -200,7 +199,7 @@ fn bursts_of_any_length_run_concurrently() {
     const LENGTHS: [usize; 4] = [0, 1, 700, 257];
     let mut rig = Rig::new(1000, LENGTHS.len(), 1000, Kind::Checksum);
     rig.stage(Some(0));
-    let tallies = [const { [const { AtomicU32::new(0) }; 2] }; LENGTHS.len()];
+    let tallies = [const { AtomicU64::new(0) }; LENGTHS.len()];
     // The same slot has another length in every lap.
     for lap in 0..8u64 {
         let turns = lap * 4..lap * 4 + 4;
@@ -226,7 +225,7 @@ fn bursts_of_any_length_run_concurrently() {
             rig.check(turn, packets.len(), expected, &format!("turn {turn}, {} packets", packets.len()));
         }
         rig.check_pool(&pool, "several bursts");
-        assert!(tallies.as_flattened().iter().all(|word| word.load(Ordering::Relaxed) == 0));
+        assert!(tallies.iter().all(|word| word.load(Ordering::Relaxed) == 0));
     }
 }
 
@@ -292,13 +291,13 @@ fn excessive_count_is_answered_as_empty() {
             let results = rig.answer(0, room).1;
             rig.post_count(0, &packets, count);
             // SAFETY: the rig is alive, and nothing else uses its memory.
-            assert!(unsafe { kernel::burst(&rig.view(), threads(256), 0, 1) });
+            assert!(unsafe { burst(&rig.view(), threads(256), 0, 1) });
             assert!(rig.is_answered(0), "{count} packets are not answered");
             assert_eq!(rig.answer(0, room), (0, results), "{count} packets");
             rig.check_pool(&pool, "too many packets");
 
             rig.post_count(1, &packets, count);
-            let tally = [AtomicU32::new(0), AtomicU32::new(0)];
+            let tally = AtomicU64::new(0);
             // SAFETY: as above.
             assert!(unsafe { kernel::share(&rig.view(), threads(32), (1, 1), (0, 1), &tally) });
             assert!(rig.is_answered(1));
@@ -314,17 +313,17 @@ fn other_laps_and_quits_are_skipped() {
     let pool = rig.pool.bytes().to_vec();
     let packets = rig.packets(8, 1);
     rig.post(2, &packets);
-    let tally = [AtomicU32::new(0), AtomicU32::new(0)];
+    let tally = AtomicU64::new(0);
     for lap in [1, 3] {
         // SAFETY: the rig is alive, and nothing else uses its memory.
         unsafe {
-            assert!(!kernel::burst(&rig.view(), threads(32), 0, lap));
+            assert!(!burst(&rig.view(), threads(32), 0, lap));
             assert!(!kernel::share(&rig.view(), threads(32), (0, lap), (0, 1), &tally));
         }
     }
     rig.quit(3);
     // SAFETY: as above.
-    assert!(!unsafe { kernel::burst(&rig.view(), threads(32), 1, 2) });
+    assert!(!unsafe { burst(&rig.view(), threads(32), 1, 2) });
     assert!(!rig.is_answered(2) && !rig.is_answered(3));
     rig.check_pool(&pool, "another lap");
 }

@@ -6,7 +6,7 @@ use offcore_gpu::kernel;
 use offcore_gpu::layout::{Kind, MAX_BURST, PacketDescriptor};
 
 use crate::bodies::{MODES, Quit, by};
-use crate::rig::{Rig, threads};
+use crate::rig::{Rig, burst, threads};
 
 /// Packets whose first twelve bytes are asymmetric, so that a missing swap is detected.
 fn full_packets(rig: &Rig, count: usize) -> Vec<PacketDescriptor> {
@@ -74,7 +74,7 @@ fn pitfall_7_device_never_reads_an_answer() {
         rig.post(turn, &packets);
         let (slot, lap) = rig.place(turn);
         // SAFETY: the rig is there, and this is its only user.
-        assert!(unsafe { kernel::burst(&rig.view(), threads(32), slot, lap) });
+        assert!(unsafe { burst(&rig.view(), threads(32), slot, lap) });
         rig.check(turn, 64, &expected, "behind a scribble");
         rig.check_pool(&pool, "behind a scribble");
     }

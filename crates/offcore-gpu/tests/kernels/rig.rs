@@ -1,10 +1,11 @@
 //! A pool, a burst ring and a trie for the kernels, and the expected results from third-party crates.
 
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use aho_corasick::AhoCorasick;
+use offcore_gpu::kernel;
 use offcore_gpu::layout::{
     Kind, MAX_BURST, PacketDescriptor, PipelineView, PoolView, QUIT, RingView, TrieView, WorkView,
 };
@@ -196,6 +197,15 @@ unsafe impl Sync for Rig {}
 
 pub(crate) fn threads(number: u32) -> NonZeroU32 {
     NonZeroU32::new(number).expect("threads")
+}
+
+/// Serves a whole burst by one block. Returns whether there was one.
+///
+/// # Safety
+/// As for [`kernel::share`].
+pub(crate) unsafe fn burst(view: &PipelineView, threads: NonZeroU32, slot: u32, lap: u32) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { kernel::share(view, threads, (slot, lap), (0, 1), &AtomicU64::new(0)) }
 }
 
 impl Rig {

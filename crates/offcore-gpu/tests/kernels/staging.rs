@@ -1,11 +1,10 @@
 //! Packets processed in staging memory: same bytes and results, and only swapped addresses are written back. Most of
 //! [`crate::work`] and [`crate::bodies`] runs staged, too.
 
-use offcore_gpu::kernel;
 use offcore_gpu::layout::{Kind, MAX_BURST, PacketDescriptor};
 
 use crate::bodies::{MODES, by};
-use crate::rig::{KINDS, Rig, STAGINGS, threads};
+use crate::rig::{KINDS, Rig, STAGINGS, burst, threads};
 
 /// Runs one burst and checks everything, including staging memory.
 fn one_burst(rig: &Rig, mode: &str, packets: &[PacketDescriptor], number: u32, case: &str) {
@@ -32,7 +31,7 @@ fn every_launch_uses_staging_memory() {
             for kind in KINDS {
                 rig.work.kind = kind;
                 for (mode, number) in
-                    MODES.into_iter().zip([1, 32, 1000, 4096]).chain(MODES.map(|mode| (mode, 256)))
+                    MODES.into_iter().cycle().zip([1, 32, 1000, 4096]).chain(MODES.map(|mode| (mode, 256)))
                 {
                     let packets = rig.packets(count, u64::from(number));
                     let case =
@@ -65,7 +64,7 @@ fn every_offset_and_length_is_staged() {
                         .map(|(&(offset, len), chunk)| PacketDescriptor { chunk, offset, len })
                         .collect();
                     let case = format!("{kind:?}, chunks of {room}, staging {staging:?}");
-                    one_burst(&rig, "burst", &packets, number, &case);
+                    one_burst(&rig, "share", &packets, number, &case);
                 }
             }
         }
@@ -124,7 +123,7 @@ fn work_reads_the_staged_packet() {
         let expected = rig.expect(&mut bytes[16..16 + CHUNK], &[packet]);
         rig.post(0, &[packet]);
         // SAFETY: both memories are inside the rig's pool, and nothing else uses it.
-        assert!(unsafe { kernel::burst(&view, threads(1), 0, 1) });
+        assert!(unsafe { burst(&view, threads(1), 0, 1) });
         rig.check(0, 1, &expected, &format!("{kind:?}"));
         let mut left = rig.pool.bytes()[16..16 + CHUNK].to_vec();
         assert_ne!(rig.expect(&mut left, &[packet]), expected, "{kind:?}");

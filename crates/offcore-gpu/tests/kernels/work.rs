@@ -3,12 +3,11 @@
 use std::time::{Duration, Instant};
 
 use aho_corasick::AhoCorasick;
-use offcore_gpu::kernel;
 use offcore_gpu::layout::{Kind, PacketDescriptor};
 use offcore_gpu::patterns::Patterns;
 use offcore_gpu::trie::Trie;
 
-use crate::rig::{COUNTS, KINDS, Numbers, Rig, threads};
+use crate::rig::{COUNTS, KINDS, Numbers, Rig, burst, threads};
 
 /// Runs one burst in place and staged, and checks everything.
 fn one_burst(rig: &mut Rig, packets: &[PacketDescriptor], number: u32, case: &str) -> Vec<u32> {
@@ -23,7 +22,7 @@ fn one_burst(rig: &mut Rig, packets: &[PacketDescriptor], number: u32, case: &st
         rig.post(0, packets);
         let (slot, lap) = rig.place(0);
         // SAFETY: the rig is alive, and nothing else uses its memory.
-        assert!(unsafe { kernel::burst(&rig.view(), threads(number), slot, lap) }, "{case}: no burst");
+        assert!(unsafe { burst(&rig.view(), threads(number), slot, lap) }, "{case}: no burst");
         rig.check(0, packets.len(), &expected, case);
         rig.check_pool(&pool, case);
         rig.check_staging(packets, case);
@@ -166,7 +165,7 @@ fn no_patterns_match_nothing() {
     let packets = rig.packets(40, 1);
     rig.post(0, &packets);
     // SAFETY: the rig is alive, and nothing else uses its memory.
-    assert!(unsafe { kernel::burst(&rig.view(), threads(32), 0, 1) });
+    assert!(unsafe { burst(&rig.view(), threads(32), 0, 1) });
     rig.check(0, 40, &[0; 40], "no patterns");
 }
 
@@ -182,7 +181,7 @@ fn forced_time_is_parallel_in_a_block() {
         rig.post(0, &packets);
         let since = Instant::now();
         // SAFETY: the rig is alive, and nothing else uses its memory.
-        assert!(unsafe { kernel::burst(&rig.view(), threads(number), 0, 1) });
+        assert!(unsafe { burst(&rig.view(), threads(number), 0, 1) });
         let waited = since.elapsed();
         assert!(waited >= FORCED * rounds, "{count} packets on {number} threads took {waited:?}");
     }

@@ -186,7 +186,8 @@ pub(crate) struct PipelineArgs {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = slots)]
     pub slots: usize,
 
-    /// Blocks per pipeline, in a persistent kernel: 1 to 64 [default: 4]
+    /// Bursts of a pipeline that kernels that poll (persistent, graph) process at once, a block each: 1 to 64; with graph
+    /// rounded down to a power of two [default: 4]
     #[arg(long, value_name = "N", value_parser = within(1..=64))]
     pub blocks: Option<usize>,
 

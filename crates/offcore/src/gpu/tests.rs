@@ -116,7 +116,7 @@ fn contradictions_are_refused_by_name() {
         ("-s --skip 4", "leave --skip out"),
         ("--port pcap:a.pcap -p 2", "has one queue"),
         ("-z 5", "--packets"),
-        ("-w kernel --blocks 4", "is for --workload persistent"),
+        ("-w kernel --blocks 4", "is for --workload persistent or graph"),
         ("-w graph -b 4096 --threads 32 -t 20000000", "raise that"),
     ] {
         let error = gpu(&format!("--port gen: {flags}")).unwrap_err();

@@ -31,6 +31,8 @@ fn batch_has_16_bursts_at_most() {
 struct Reporter {
     said: Sender<Batch>,
     go_on: Receiver<()>,
+    /// Turns that are answered.
+    answered: Arc<AtomicU64>,
 }
 
 impl BatchLauncher for Reporter {
@@ -38,13 +40,17 @@ impl BatchLauncher for Reporter {
         self.said.send(bursts).unwrap();
         self.go_on.recv().unwrap();
     }
+
+    fn is_answered(&self, turn: u64) -> bool {
+        turn < self.answered.load(Ordering::Relaxed)
+    }
 }
 
 /// An opened queue, the receiver of its launches, and the sender that releases them.
 fn opened(thread: &Arc<LaunchThread>, slots: u32) -> (Queue, Receiver<Batch>, Sender<()>) {
     let ((said, hears), (lets, go_on)) = (channel(), channel());
     let mut queue = thread.queue(slots).unwrap();
-    queue.open(Box::new(Reporter { said, go_on }));
+    queue.open(Box::new(Reporter { said, go_on, answered: Arc::new(u64::MAX.into()) }));
     (queue, hears, lets)
 }
 
@@ -71,6 +77,32 @@ fn bursts_during_a_launch_go_in_the_next() {
     (0..3).for_each(|_| lets.send(()).unwrap());
     assert_eq!(next(&hears), Batch { turn: 1, bursts: 16, packets: 16 });
     assert_eq!(next(&hears), Batch { turn: 17, bursts: 4, packets: 20 });
+    wait_for_all(&mut queue);
+}
+
+#[test]
+fn bursts_behind_two_launches_share_the_next() {
+    let thread = Arc::new(LaunchThread::start().unwrap());
+    let ((said, hears), (lets, go_on), answered) = (channel(), channel(), Arc::new(AtomicU64::new(0)));
+    let mut queue = thread.queue(64).unwrap();
+    queue.open(Box::new(Reporter { said, go_on, answered: Arc::clone(&answered) }));
+    (0..5).for_each(|_| lets.send(()).unwrap());
+    for turn in 0..2 {
+        queue.push(turn, 1);
+        assert_eq!(next(&hears), Batch { turn, bursts: 1, packets: 1 });
+    }
+    (2..5).for_each(|turn| queue.push(turn, 1));
+    let early = hears.recv_timeout(Duration::from_millis(20));
+    assert!(early.is_err(), "two launches are unfinished: {early:?}");
+    answered.store(1, Ordering::Relaxed);
+    assert_eq!(next(&hears), Batch { turn: 2, bursts: 3, packets: 1 });
+    // As many as a launch takes do not wait.
+    (5..21).for_each(|turn| queue.push(turn, 1));
+    assert_eq!(next(&hears), Batch { turn: 5, bursts: 16, packets: 1 });
+    wait_for_all(&mut queue);
+}
+
+fn wait_for_all(queue: &mut Queue) {
     let since = Instant::now();
     while !queue.is_empty() {
         assert!(since.elapsed() < Duration::from_secs(10), "no progress for 10 s");
