@@ -101,7 +101,7 @@ pub fn run(options: &Options, progress: &Progress, emit: &mut dyn FnMut(Row)) ->
                 .with_context(|| format!("{temperature}, {frame} B"))?;
             progress.steps(options.blocks - blocks);
             for mut row in rows(&mut cell, temperature, frame)? {
-                row.pages = Some(page_name(pool.mapping().page_size()));
+                row.pages = Some(page_name(pool.page_size()));
                 row.bursts_per_turn = Some(options.bursts);
                 emit(row);
             }

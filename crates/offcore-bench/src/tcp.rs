@@ -143,7 +143,7 @@ impl Rig {
     }
 
     fn pages(&self) -> Option<&'static str> {
-        self.pools.first().map(|pool| page_name(pool.mapping().page_size()))
+        self.pools.first().map(|pool| page_name(pool.page_size()))
     }
 }
 

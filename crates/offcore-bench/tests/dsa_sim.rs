@@ -17,7 +17,7 @@ use offcore_dsa::driver::{DsaDevice, Options};
 use offcore_dsa::sim::{SimDevice, SimEngine, SimOptions};
 use offcore_flow::forward::{Addresses, Rewrite};
 use offcore_mem::testing::guest_regions;
-use offcore_mem::{Burst, GuestMemory, Hugepages, Pool, PoolCache};
+use offcore_mem::{Burst, Hugepages, Pool, PoolCache};
 use offcore_ring::Layout;
 use offcore_stats::{StageClock, tsc};
 use offcore_vhost::features::{VIRTIO_F_VERSION_1, VIRTIO_NET_F_MRG_RXBUF};
@@ -35,7 +35,6 @@ const ROUND_NS: u64 = 4_000;
 /// A guest that sends packets to itself through the device under test.
 struct Looped {
     guest: Guests,
-    memory: Arc<GuestMemory>,
     cells: [Arc<VringCell>; 2],
     dequeue: Dequeue,
     enqueue: Enqueue,
@@ -127,9 +126,9 @@ impl Loop {
         for guest in &self.guests {
             for cell in &guest.cells {
                 cell.wait(Duration::ZERO).map_err(|e| e.to_string())?;
-            }
-            if guest.memory.in_flight() != 0 {
-                return Err(format!("{} references to guest memory are held", guest.memory.in_flight()));
+                if cell.in_flight() != 0 {
+                    return Err(format!("{} packets are in flight after the stop", cell.in_flight()));
+                }
             }
             let seen = guest.guest.seen();
             if seen.verified != seen.sent {
@@ -187,7 +186,7 @@ impl Looped {
         let dequeue = Dequeue::attach(&cells[1], mover).unwrap();
         let new: Vec<QueueId> = mover.queues().filter(|queue| !before.contains(queue)).collect();
         let queues = [new[0], new[1]];
-        Self { guest, memory, cells, dequeue, enqueue, held: Burst::new(), queues }
+        Self { guest, cells, dequeue, enqueue, held: Burst::new(), queues }
     }
 
     fn forward(&mut self, ctx: &mut Context<'_>) {

@@ -107,14 +107,6 @@ impl<T> CopyQueue<T> {
         self.holders.len()
     }
 
-    /// Closes the queue.
-    ///
-    /// # Errors
-    /// While packets are in flight.
-    pub fn close(&mut self, mover: &mut Mover) -> Result<(), MoverError> {
-        mover.close_queue(self.id)
-    }
-
     /// Chooses who makes the next copies: once for every batch.
     #[inline(always)]
     pub fn plan(&self, mover: &mut Mover) -> Plan {

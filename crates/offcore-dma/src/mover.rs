@@ -51,9 +51,6 @@ pub const MAX_CHANNELS_PER_QUEUE: usize = 8;
 /// How long a channel that failed repeatedly is left alone before one burst tries it: at first, and at most.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(10));
 
-/// What a [`QueueId`] stands for.
-const OPEN: &str = "a QueueId is only given out for an open queue";
-
 /// Names a queue of a mover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QueueId(u16);
@@ -97,7 +94,7 @@ pub enum MoverError {
 /// One worker's channels and queues.
 #[derive(Debug)]
 pub struct Mover {
-    queues: Vec<Option<Queue>>,
+    queues: Vec<Queue>,
     channels: Channels,
     completions: Box<Completions>,
     lost_after: u64,
@@ -143,7 +140,7 @@ impl Mover {
     /// are opened later, too.
     pub fn keep_to_caches(&mut self) {
         self.through_caches = true;
-        for queue in self.queues.iter_mut().flatten() {
+        for queue in &mut self.queues {
             queue.copier = Copier::through_caches();
         }
     }
@@ -164,7 +161,7 @@ impl Mover {
     /// `None`, the default: only cost counts.
     pub fn set_max_latency(&mut self, ticks: Option<u64>) {
         self.channels.max_latency = ticks;
-        for queue in self.queues.iter_mut().flatten() {
+        for queue in &mut self.queues {
             queue.latency = Latency::new();
         }
     }
@@ -187,12 +184,7 @@ impl Mover {
     /// A new queue whose reorder ring has room for `packets` in flight; the core copies until it is bound.
     pub(crate) fn open_queue(&mut self, packets: usize) -> QueueId {
         let copier = if self.through_caches { Copier::through_caches() } else { Copier::default() };
-        let queue = Queue::new(packets, copier);
-        if let Some(free) = self.queues.iter().position(Option::is_none) {
-            self.queues[free] = Some(queue);
-            return QueueId(free as u16);
-        }
-        self.queues.push(Some(queue));
+        self.queues.push(Queue::new(packets, copier));
         QueueId(self.queues.len() as u16 - 1)
     }
 
@@ -220,7 +212,7 @@ impl Mover {
     }
 
     fn count_autos(&mut self) {
-        self.autos = self.queues.iter().flatten().filter(|queue| queue.is_auto()).count();
+        self.autos = self.queues.iter().filter(|queue| queue.is_auto()).count();
         self.begin_anew();
     }
 
@@ -239,38 +231,21 @@ impl Mover {
         }
     }
 
-    /// Closes a queue.
-    ///
-    /// # Errors
-    /// While packets are in flight.
-    pub(crate) fn close_queue(&mut self, queue: QueueId) -> Result<(), MoverError> {
-        match self.queue(queue).ring.in_flight() {
-            0 => {
-                self.queues[usize::from(queue.0)] = None;
-                self.count_autos();
-                self.share_out();
-                Ok(())
-            }
-            n => Err(MoverError::InFlight(n)),
-        }
-    }
-
-    /// The open queues.
+    /// The queues.
     pub fn queues(&self) -> impl Iterator<Item = QueueId> {
-        let open = self.queues.iter().enumerate().filter(|(_, queue)| queue.is_some());
-        open.map(|(i, _)| QueueId(i as u16))
+        (0..self.queues.len()).map(|i| QueueId(i as u16))
     }
 
-    /// The routine by which the core makes the queue's copies at present, when it makes them; `None` for a queue that is
-    /// not open.
+    /// The routine by which the core makes the queue's copies at present, when it makes them; `None` for a queue of
+    /// another mover.
     pub fn routine(&self, queue: QueueId) -> Option<Routine> {
-        let queue = self.queues.get(usize::from(queue.0))?.as_ref()?;
+        let queue = self.queues.get(usize::from(queue.0))?;
         Some(queue.copier.routine())
     }
 
     /// What has been decided for a queue, and why.
     pub fn decisions(&self, queue: QueueId) -> Decisions {
-        let Some(queue) = self.queues.get(usize::from(queue.0)).and_then(Option::as_ref) else {
+        let Some(queue) = self.queues.get(usize::from(queue.0)) else {
             return Decisions::default();
         };
         let (longest_latency, late, latency_pauses) = queue.latency.report();
@@ -303,7 +278,7 @@ impl Mover {
 
     /// Packets and copies in flight over all queues and channels: while there are any, [`Mover::poll`] has to be called.
     pub fn in_flight(&self) -> usize {
-        let packets: usize = self.queues.iter().flatten().map(|queue| queue.ring.in_flight()).sum();
+        let packets: usize = self.queues.iter().map(|queue| queue.ring.in_flight()).sum();
         let busy = |slot: &&Slot| slot.resetting || slot.channel.in_flight() > 0;
         packets + self.channels.slots.iter().filter(busy).count()
     }
@@ -312,14 +287,14 @@ impl Mover {
 
     #[inline(always)]
     fn queue(&mut self, id: QueueId) -> &mut Queue {
-        self.queues[usize::from(id.0)].as_mut().expect(OPEN)
+        &mut self.queues[usize::from(id.0)]
     }
 
     /// A queue's state, and what its copies go through.
     #[inline(always)]
     pub(crate) fn parts(&mut self, id: QueueId) -> (&mut Queue, &mut Channels) {
         let Self { queues, channels, .. } = self;
-        (queues[usize::from(id.0)].as_mut().expect(OPEN), channels)
+        (&mut queues[usize::from(id.0)], channels)
     }
 
     /// Collects what has completed on every channel and notes it in the reorder rings. To be called in every round,
@@ -382,7 +357,7 @@ impl Mover {
         let mut tokens = completions.tokens.as_slice();
         let done = tokens.len();
         while let Some(&token) = tokens.first() {
-            let run = match queues.get_mut(QueueId::of(token)).and_then(Option::as_mut) {
+            let run = match queues.get_mut(QueueId::of(token)) {
                 Some(queue) => queue.completed(tokens),
                 None => 1,
             };
@@ -399,7 +374,7 @@ impl Mover {
     /// Test switch: packets come out at once, complete or not.
     #[cfg(feature = "testing")]
     pub fn switch_off_order(&mut self) {
-        self.queues.iter_mut().flatten().for_each(|queue| queue.ring.switch_off());
+        self.queues.iter_mut().for_each(|queue| queue.ring.switch_off());
     }
 
     /// Test switch: lost copies are made by the core at once, without waiting for proof that they are dead.

@@ -190,7 +190,7 @@ fn transmit_special(ours: &Pool, pool: &MbufPool, packet: &Packet) -> u64 {
             return;
         }
         debug_assert!(len > 0, "a buffer after the first is empty");
-        let place = data.as_ptr().addr() - ours.mapping().base().as_ptr().addr();
+        let place = data.as_ptr().addr() - ours.memory().0.as_ptr().addr();
         let (chunk, offset) = (place / ours.chunk_size(), place % ours.chunk_size());
         let mbuf = pool.mbuf(chunk as u32);
         // SAFETY: as above.

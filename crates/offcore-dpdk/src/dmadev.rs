@@ -126,17 +126,16 @@ fn reach(device: &str, pool: Option<&'static Pool>) -> Result<Vec<(usize, usize)
     }
     let Some(pool) = pool else { return Ok(Vec::new()) };
     MbufPool::of(pool)?;
-    let mapping = pool.mapping();
+    let (base, len) = pool.memory();
     // SAFETY: the EAL is up; the memory was registered, and is never unmapped.
-    let rc = unsafe { ffi::off_memory_map_vfio(mapping.base().as_ptr(), mapping.len()) };
+    let rc = unsafe { ffi::off_memory_map_vfio(base.as_ptr(), len) };
     if rc < 0 && rc != -libc::EEXIST && rc != -libc::ENOTSUP {
         let what = format!(
-            "mapping {} bytes of packet buffers for {device}: raise the limit of locked memory (ulimit -l unlimited)",
-            mapping.len()
+            "mapping {len} bytes of packet buffers for {device}: raise the limit of locked memory (ulimit -l unlimited)"
         );
         return Err(EthError::Dpdk { what, source: ffi::errno(rc), said: String::new() });
     }
-    Ok(if rc == -libc::ENOTSUP { Vec::new() } else { vec![(mapping.base().as_ptr().addr(), mapping.len())] })
+    Ok(if rc == -libc::ENOTSUP { Vec::new() } else { vec![(base.as_ptr().addr(), len)] })
 }
 
 /// The number of the device, which is probed when the EAL does not have it.

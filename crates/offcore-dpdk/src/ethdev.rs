@@ -203,7 +203,7 @@ impl Ethdev {
             )));
         }
         let rss = self.rss(request, info)?;
-        let own = (pool.mapping().base().as_ptr(), pool.mapping().len());
+        let own = (pool.memory().0.as_ptr(), pool.memory().1);
         let memory = self.pool.memory();
         let (base, len) = memory.map_or(own, |memory| (memory.base(), memory.len()));
         Ok(EthConfig {

@@ -124,7 +124,7 @@ impl MbufPool {
             source: ffi::errno(rc),
         };
         let chunks = pool.chunks() as c_uint;
-        let own = (pool.mapping().base().as_ptr(), pool.mapping().page_size());
+        let own = (pool.memory().0.as_ptr(), pool.page_size());
         let (base, page_size) = elsewhere.as_ref().map_or(own, |memory| (memory.base(), memory.page_size()));
         let unmapped = elsewhere.as_ref().is_some_and(|memory| !memory.is_mapped());
         // SAFETY: asks for a size.
@@ -199,8 +199,8 @@ impl MbufPool {
 
 /// Makes the pool's memory known to DPDK.
 fn register(pool: &'static Pool) -> Result<(), PoolError> {
-    let mapping = pool.mapping();
-    if !eal::iova_is_va() && mapping.page_size() < 2 << 20 {
+    let ((base, len), page_size) = (pool.memory(), pool.page_size());
+    if !eal::iova_is_va() && page_size < 2 << 20 {
         return Err(PoolError::Dpdk {
             what: "with --iova-mode=pa the packet buffers must be on hugepages: sysctl -w vm.nr_hugepages=N and \
                    --hugepages 2M"
@@ -209,10 +209,9 @@ fn register(pool: &'static Pool) -> Result<(), PoolError> {
         });
     }
     // SAFETY: the EAL is up; the memory is the pool's, which is never unmapped.
-    let rc =
-        unsafe { ffi::off_memory_register(mapping.base().as_ptr(), mapping.len(), mapping.page_size(), 0) };
+    let rc = unsafe { ffi::off_memory_register(base.as_ptr(), len, page_size, 0) };
     if rc < 0 && rc != -libc::EEXIST {
-        let what = format!("making {} bytes of packet buffers known to DPDK", mapping.len());
+        let what = format!("making {len} bytes of packet buffers known to DPDK");
         return Err(PoolError::Dpdk { what, source: ffi::errno(rc) });
     }
     Ok(())

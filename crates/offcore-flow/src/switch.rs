@@ -185,7 +185,7 @@ pub fn start_with(
     let count = mirroring::forwarding(config, ports.len());
     let routes = routes(config, &ports[..count]);
     let mirrors = mirroring::routes(config, &routes);
-    let node = pool.mapping().numa_node();
+    let node = pool.numa_node();
     let mut engines = Engines::new(&config.simulators, &config.lcores, node, config.idle).with_pool(pool);
     let dma = resolved(&config.dma, &mut engines)?;
     let sharers = sharers(&dma, &[&routes[..], &mirrors].concat());

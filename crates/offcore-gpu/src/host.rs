@@ -108,7 +108,8 @@ impl Device for HostDevice {
             |error: MemoryError| DeviceError::Start { device: NAME.into(), reason: error.to_string() };
         let memory = memory_of(len).map_err(refuse)?;
         let (place, page) = ((memory.base().as_ptr().expose_provenance(), memory.len()), memory.page_size());
-        let memory = DeviceMemory::new(NAME, place, page, true, Arc::new(memory));
+        // SAFETY: that is the memory, which is new.
+        let memory = unsafe { DeviceMemory::new(NAME, place, page, true, Arc::new(memory)) };
         self.direct = Some(memory.clone());
         Ok(memory)
     }

@@ -147,7 +147,7 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
         let trie = patterns.filter(|_| kind == Kind::Match).map(Trie::new).map(Arc::new);
         let view = PipelineView {
             pool: PoolView {
-                base: pool.mapping().base().as_ptr(),
+                base: pool.memory().0.as_ptr(),
                 staging: std::ptr::null_mut(),
                 chunk_shift: pool.chunk_size().trailing_zeros(),
                 chunks: pool.chunks() as u32,

@@ -25,9 +25,12 @@ impl DeviceMemory {
     /// `len` bytes from the address `base` on, in whole pages of `page_size` bytes, which `keep` keeps; of the device of this
     /// name. `mapped`: the CPU reaches them at the same address, so that somebody who copies can stand in for a network card.
     ///
+    /// # Safety
+    /// The bytes are there, for devices and, if `mapped`, for the CPU, as long as `keep` is; and nobody else uses them.
+    ///
     /// # Panics
     /// When they are not whole pages, or pages no power of two.
-    pub fn new(
+    pub unsafe fn new(
         device: &str,
         (base, len): (usize, usize),
         page_size: usize,
@@ -84,7 +87,8 @@ mod tests {
     #[test]
     fn it_holds_pools_that_are_not_larger() {
         let pool = Pool::new(64, 2048, Hugepages::None).unwrap();
-        let memory = |len| DeviceMemory::new("host", (1 << 30, len), 65_536, false, Arc::new(()));
+        // SAFETY: nothing is put there.
+        let memory = |len| unsafe { DeviceMemory::new("host", (1 << 30, len), 65_536, false, Arc::new(())) };
         assert!(
             memory(128 << 10).holds(pool) && !memory(64 << 10).holds(pool) && !memory(64 << 10).is_empty()
         );
@@ -93,6 +97,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "bytes at 0x40000800")]
     fn it_is_whole_pages() {
-        DeviceMemory::new("host", ((1 << 30) + 2048, 65_536), 65_536, false, Arc::new(()));
+        // SAFETY: nothing is put there.
+        unsafe { DeviceMemory::new("host", ((1 << 30) + 2048, 65_536), 65_536, false, Arc::new(())) };
     }
 }

@@ -6,7 +6,6 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::mapping::Mapping;
 use crate::sigbus::Guarded;
@@ -110,11 +109,10 @@ impl RegionCache {
     }
 }
 
-/// A table of regions. In-flight copies hold references: the mappings are not taken away under them.
+/// A table of regions. Who has copies in flight into or out of it has it as [`Held`].
 #[derive(Debug)]
 pub struct GuestMemory {
     regions: Vec<Arc<GuestRegion>>,
-    in_flight: AtomicUsize,
 }
 
 impl GuestMemory {
@@ -135,7 +133,7 @@ impl GuestMemory {
         if let Some(pair) = regions.windows(2).find(|pair| pair[0].guest + pair[0].len > pair[1].guest) {
             return Err(TableError::Overlap(pair[0].guest, pair[1].guest));
         }
-        Ok(Self { regions, in_flight: AtomicUsize::new(0) })
+        Ok(Self { regions })
     }
 
     /// The regions, by ascending guest address.
@@ -194,36 +192,38 @@ impl GuestMemory {
         })
     }
 
-    /// Notes that `copies` more copies into or out of this memory are in flight. Once a burst, not once a copy.
-    #[inline(always)]
-    pub fn acquire(&self, copies: usize) {
-        self.in_flight.fetch_add(copies, Ordering::Relaxed);
-    }
-
-    /// Notes that `copies` copies have completed.
-    #[inline(always)]
-    pub fn release(&self, copies: usize) {
-        let before = self.in_flight.fetch_sub(copies, Ordering::Release);
-        debug_assert!(before >= copies, "{copies} copies released, {before} were in flight");
-    }
-
-    /// Copies in flight.
-    pub fn in_flight(&self) -> usize {
-        self.in_flight.load(Ordering::Acquire)
-    }
-
     /// Whether pages have vanished under the table: see [`crate::sigbus`].
     pub fn vanished(&self) -> bool {
         self.regions.iter().any(|region| region.vanished())
     }
 }
 
-impl Drop for GuestMemory {
-    /// Memory outlives its copies: with copies in flight the mappings, and their guards, are leaked rather than taken
-    /// away, whoever else shares them. Owners drain first, so this happens only when an engine never answered.
+/// A table, and how many copies into or out of it are in flight: its mappings are not taken away under them.
+#[derive(Debug)]
+pub struct Held {
+    memory: Arc<GuestMemory>,
+    in_flight: usize,
+}
+
+impl Held {
+    /// A table with no copies in flight.
+    pub fn new(memory: Arc<GuestMemory>) -> Self {
+        Self { memory, in_flight: 0 }
+    }
+
+    /// Notes how many copies are in flight now. Once a burst, not once a copy.
+    #[inline(always)]
+    pub fn set_in_flight(&mut self, copies: usize) {
+        self.in_flight = copies;
+    }
+}
+
+impl Drop for Held {
+    /// Memory outlives its copies: with copies in flight the mappings, and their guards, stay for good, whoever else shares
+    /// them. Owners drain first, so this happens only when an engine never answered, or in a panic.
     fn drop(&mut self) {
-        if self.in_flight() > 0 {
-            self.regions.drain(..).for_each(std::mem::forget);
+        if self.in_flight > 0 {
+            std::mem::forget(Arc::clone(&self.memory));
         }
     }
 }
@@ -294,9 +294,9 @@ mod tests {
         rustix::fs::ftruncate(&fd, 8192).unwrap();
         let mapping = Mapping::shared(std::os::fd::AsFd::as_fd(&fd), 0, 8192).unwrap();
         let region = GuestRegion::new(0, 0, 8192, mapping, 0).unwrap();
-        let table = GuestMemory::new(vec![region]).unwrap();
-        let host = table.translate(4096, 1, &mut RegionCache::empty()).unwrap();
-        table.acquire(1);
+        let mut table = Held::new(Arc::new(GuestMemory::new(vec![region]).unwrap()));
+        let host = table.memory.translate(4096, 1, &mut RegionCache::empty()).unwrap();
+        table.set_in_flight(1);
         drop(table);
         rustix::fs::ftruncate(&fd, 0).unwrap();
         // SAFETY: the mapping was leaked with its guard, which puts a page where the guest has taken one away. Without it
@@ -326,13 +326,23 @@ mod tests {
 
     #[test]
     fn memory_outlives_its_copies() {
-        let table = table();
-        let host = table.translate(0, 1, &mut RegionCache::empty()).unwrap();
-        table.acquire(2);
-        table.release(1);
+        let mut table = Held::new(Arc::new(table()));
+        let host = table.memory.translate(0, 1, &mut RegionCache::empty()).unwrap();
+        table.set_in_flight(2);
+        table.set_in_flight(1);
         drop(table);
         // SAFETY: one copy is still in flight, so the mapping must still be there: that is what is tested. Without the
         // reference this write is a segmentation fault.
         unsafe { host.write_volatile(1) };
+    }
+
+    #[test]
+    fn memory_goes_when_all_copies_are_complete() {
+        let mut table = Held::new(Arc::new(table()));
+        table.set_in_flight(2);
+        table.set_in_flight(0);
+        let weak = Arc::downgrade(&table.memory);
+        drop(table);
+        assert!(weak.upgrade().is_none());
     }
 }

@@ -22,7 +22,7 @@ pub mod sigbus;
 pub mod testing;
 
 pub use device::DeviceMemory;
-pub use guest::{GuestMemory, GuestRegion, RegionCache};
+pub use guest::{GuestMemory, GuestRegion, Held, RegionCache};
 pub use mapping::{Hugepages, Mapping};
 pub use packet::{BURST, Burst, Packet};
 pub use pool::{CHUNK_ALIGN, HEADROOM, Pool, PoolCache};

@@ -171,9 +171,20 @@ impl Pool {
         self.chunks
     }
 
-    /// The memory, for those that must be told where it is.
-    pub fn mapping(&self) -> &Mapping {
-        &self.mapping
+    /// Address and bytes of the memory, for those that must be told where it is. What packets have in it is theirs.
+    #[inline(always)]
+    pub fn memory(&self) -> (NonNull<u8>, usize) {
+        (self.base, self.mapping.len())
+    }
+
+    /// Bytes of one of its pages.
+    pub fn page_size(&self) -> usize {
+        self.mapping.page_size()
+    }
+
+    /// Its NUMA node, when the kernel said.
+    pub fn numa_node(&self) -> Option<usize> {
+        self.mapping.numa_node()
     }
 
     /// The memfd behind the memory.

@@ -108,8 +108,8 @@ impl Dequeue {
         self.vring.in_flight(mover) + self.backlog.len()
     }
 
-    /// Returns in `burst` what has completed and submits nothing: for `rte_vhost_clear_queue`, and before
-    /// [`Dequeue::close`]. Changes by the front end take effect.
+    /// Returns in `burst` what has completed and submits nothing, for `rte_vhost_clear_queue`. Changes by the front end
+    /// take effect.
     pub fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> Dequeued {
         let mut dequeued = Dequeued::default();
         match self.backlog.is_empty() {
@@ -143,11 +143,6 @@ impl Dequeue {
         if let Some(active) = &mut self.vring.active {
             active.disarm();
         }
-    }
-
-    /// Gives the virtqueue back once nothing is in flight; returns whether it did.
-    pub fn close(&mut self, ctx: &mut Context<'_>) -> bool {
-        self.backlog.is_empty() && self.vring.close(ctx.mover)
     }
 
     /// Submits the copies of newly available chains.
@@ -215,7 +210,7 @@ impl Dequeue {
         });
         active.publish();
         let left = ready.retire(packets);
-        active.release(cell, packets, left);
+        active.hold(cell, left);
         ctx.clock.lap(Stage::Publish);
         check_headers(burst, first_new, offloads, ctx.cache, dequeued, backlog);
         ctx.clock.lap(Stage::Header);
@@ -277,10 +272,10 @@ impl Call<'_, Dequeued> {
         }
         clock.lap(Stage::Virtqueue);
         if !IMMEDIATE {
-            active.acquire(cell, taken, batch.in_flight());
+            active.hold(cell, batch.in_flight());
         }
         // SAFETY: sources are ranges that the guest gave us for reading, checked against its memory, which is held by
-        // `acquire` until the chain is published, or by `active` when the copies are complete at the end of this call;
+        // `hold` until the chain is published, or by `active` when the copies are complete at the end of this call;
         // destinations are packet buffers whose handles the holders have, or `burst`, which nobody reads before the call
         // is over.
         let list = unsafe { batch.submit(clock) };

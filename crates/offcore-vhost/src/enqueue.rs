@@ -147,7 +147,7 @@ impl Enqueue {
         active.complete(packets);
         active.publish();
         let left = ready.retire(packets);
-        active.release(cell, packets, left);
+        active.hold(cell, left);
         ctx.clock.lap(Stage::Publish);
         packets
     }
@@ -155,12 +155,6 @@ impl Enqueue {
     /// `rte_vhost_async_get_inflight`: packets submitted and not yet published.
     pub fn in_flight(&self, mover: &mut Mover) -> usize {
         self.vring.in_flight(mover)
-    }
-
-    /// Gives the virtqueue back once nothing is in flight; returns whether it did. Completed packets must be polled for
-    /// meanwhile.
-    pub fn close(&mut self, ctx: &mut Context<'_>) -> bool {
-        self.vring.close(ctx.mover)
     }
 
     /// Whether the front end has started and enabled the queue, and not asked since for its end: what then stays in a
@@ -186,7 +180,7 @@ impl Call<'_, Submitted> {
         if wanted == 0 {
             return Some(Stop::Full);
         }
-        let Active { queue, config, mergeable, offloads, logging, room } = &mut **active;
+        let Active { queue, config, mergeable, offloads, logging, room, .. } = &mut **active;
         let pool = cache.pool();
         let (taken, stop) = with_queue!(queue, queue => {
             let mut gather = Gather {
@@ -210,14 +204,14 @@ impl Call<'_, Submitted> {
         }
         submitted.packets += taken;
         if !IMMEDIATE {
-            active.acquire(cell, taken, batch.in_flight());
+            active.hold(cell, batch.in_flight());
             for (index, packet) in burst.drain(..taken).enumerate() {
                 batch.holder(index).packet = Some(packet);
             }
         }
         // SAFETY: sources are packet buffers whose handles the holders have, or stay in `burst` during this call;
         // destinations are ranges that the guest gave us for writing, checked against its memory, which is held by
-        // `acquire` until the packet is published, or by `active` when the copies are complete at the end of this call.
+        // `hold` until the packet is published, or by `active` when the copies are complete at the end of this call.
         unsafe { batch.submit(clock) };
         if IMMEDIATE {
             active.complete(taken);

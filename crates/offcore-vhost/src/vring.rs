@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use offcore_dma::{Binding, CopyQueue, Mover};
-use offcore_mem::{BURST, Burst, Packet, PoolCache, sigbus};
+use offcore_mem::{BURST, Burst, Held, Packet, PoolCache, sigbus};
 use offcore_ring::device::{self, Chain, DeviceQueue};
 use offcore_ring::{RingError, with_queue};
 use offcore_stats::StageClock;
@@ -41,6 +41,8 @@ pub struct Taken(pub u16);
 #[derive(Debug)]
 pub(crate) struct Active {
     pub(crate) config: Arc<VringConfig>,
+    /// The memory of `config`.
+    memory: Held,
     pub(crate) queue: device::Queue,
     pub(crate) mergeable: bool,
     /// What packets of this direction may ask for.
@@ -73,6 +75,7 @@ impl Active {
             offloads: offloads(config.features),
             logging: None,
             room: Room::default(),
+            memory: Held::new(Arc::clone(&config.memory)),
             config,
         };
         active.log();
@@ -81,6 +84,7 @@ impl Active {
 
     /// Has another configuration of the same start. Nothing is in flight.
     fn adjust(&mut self, config: Arc<VringConfig>) {
+        self.memory = Held::new(Arc::clone(&config.memory));
         self.config = config;
         self.room.forget();
         self.log();
@@ -122,17 +126,10 @@ impl Active {
         }
     }
 
-    /// Notes `packets` new ones in flight, of now `in_flight`: they hold the memory.
+    /// Notes how many packets are in flight now: they hold the memory.
     #[inline(always)]
-    pub(crate) fn acquire(&self, cell: &VringCell, packets: usize, in_flight: usize) {
-        self.config.memory.acquire(packets);
-        cell.set_in_flight(in_flight as u64);
-    }
-
-    /// Notes that `packets` were published, which leaves `in_flight`: they let go of the memory.
-    #[inline(always)]
-    pub(crate) fn release(&self, cell: &VringCell, packets: usize, in_flight: usize) {
-        self.config.memory.release(packets);
+    pub(crate) fn hold(&mut self, cell: &VringCell, in_flight: usize) {
+        self.memory.set_in_flight(in_flight);
         cell.set_in_flight(in_flight as u64);
     }
 
@@ -413,8 +410,8 @@ impl Vring {
     #[inline(always)]
     pub(crate) fn lend(&mut self, packets: usize) {
         self.lent += packets;
-        if let Some(active) = &self.active {
-            active.acquire(&self.cell, packets, self.lent);
+        if let Some(active) = &mut self.active {
+            active.hold(&self.cell, self.lent);
         }
     }
 
@@ -422,19 +419,14 @@ impl Vring {
     #[inline(always)]
     pub(crate) fn give_back(&mut self, packets: usize) {
         self.lent -= packets;
-        if let Some(active) = &self.active {
-            active.release(&self.cell, packets, self.lent);
+        if let Some(active) = &mut self.active {
+            active.hold(&self.cell, self.lent);
         }
-    }
-
-    /// Gives the virtqueue back when nothing is in flight; returns whether it did.
-    pub(crate) fn close(&mut self, mover: &mut Mover) -> bool {
-        self.lent == 0 && self.copies.close(mover).is_ok()
     }
 }
 
 impl Drop for Vring {
-    /// With copies still in flight the guest's memory stays mapped for good: see [`GuestMemory`](offcore_mem::GuestMemory).
+    /// With copies still in flight the guest's memory stays mapped for good: see [`Held`].
     fn drop(&mut self) {
         if let Some(active) = &self.active {
             self.report.base = active.queue.base();

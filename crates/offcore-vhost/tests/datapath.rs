@@ -265,7 +265,7 @@ fn resting_ring_keeps_its_place() {
     assert_eq!(t.send(&mut burst), 5);
     t.cell.publish(|wanted| wanted.vring = None);
     assert_eq!(t.send(&mut burst), 0);
-    assert!(t.enqueue.close(&mut t.worker.ctx()));
+    assert_eq!(t.enqueue.in_flight(&mut t.worker.mover), 0);
     drop(t.enqueue);
     let _next = Enqueue::attach(&t.cell, &mut t.worker.mover).unwrap();
     assert_eq!(t.cell.wait(TIMEOUT).unwrap().base, 5);

@@ -175,9 +175,9 @@ impl Loop {
         }
         for cell in &self.cells {
             cell.wait(Duration::ZERO).map_err(|e| e.to_string())?;
-        }
-        if self.guest.memory.in_flight() != 0 {
-            return Err(format!("{} references are held after the stop", self.guest.memory.in_flight()));
+            if cell.in_flight() != 0 {
+                return Err(format!("{} packets are in flight after the stop", cell.in_flight()));
+            }
         }
         Ok(())
     }

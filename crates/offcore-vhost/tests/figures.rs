@@ -145,7 +145,7 @@ fn a_stop_waits_for_what_is_in_flight() {
     let soon = std::time::Duration::from_millis(1);
     assert_eq!(virtqueue.poll(&mut worker), 0);
     assert!(virtqueue.cell.wait(soon).is_err(), "two packets are in flight");
-    assert_eq!(virtqueue.guest.memory.in_flight(), 2);
+    assert_eq!(virtqueue.cell.in_flight(), 2);
     let mut burst = worker.packets(2, &[60]);
     assert!(virtqueue.enqueue.enabled());
     assert_eq!(virtqueue.enqueue.submit(&mut worker.ctx(), &mut burst).packets, 0, "nothing new is taken");
@@ -154,7 +154,7 @@ fn a_stop_waits_for_what_is_in_flight() {
     assert_eq!(virtqueue.poll(&mut worker), 2);
     virtqueue.enqueue.submit(&mut worker.ctx(), &mut burst);
     assert_eq!(virtqueue.cell.wait(TIMEOUT).unwrap().base, 2);
-    assert_eq!(virtqueue.guest.memory.in_flight(), 0);
+    assert_eq!(virtqueue.cell.in_flight(), 0);
     for (serial, len) in [(0, 100), (1, 200)] {
         virtqueue.expect(serial, len);
     }
@@ -170,9 +170,7 @@ fn memory_outlives_unanswered_copies() {
     // The guest goes away, and so does the worker's side: only the engine still knows the address.
     let Virtqueue { guest, enqueue, receiver, cell } = virtqueue;
     drop((enqueue, receiver, cell));
-    let memory = Arc::downgrade(&guest.memory);
     drop(guest);
-    assert!(memory.upgrade().is_none(), "nobody holds the table any more");
     // Without the reference that the copy holds, the mapping is gone and this is a segmentation fault.
     let mut stepper = stepper;
     assert_eq!(stepper.step(), 1);
@@ -195,4 +193,35 @@ fn binding_changes_in_flight() {
     virtqueue.cell.wait(TIMEOUT).unwrap();
     (0..2).for_each(|serial| virtqueue.expect(serial, 100));
     assert_eq!(worker.mover.stats().core_copies, 1);
+}
+
+/// A worker panics with copies in flight: the virtqueue is another one's to take, and the guest's memory stays where the
+/// copies go.
+#[test]
+fn worker_that_panics_gives_its_virtqueue_back() {
+    let (device, mut stepper) = CoreDevice::stepped();
+    let channel = device.open_channel(64).unwrap();
+    let (cell, memory) = std::thread::spawn(move || {
+        let mut worker = Worker::new();
+        let channel = worker.mover.add_channel(channel);
+        let mut virtqueue = virtqueue(&mut worker, 0, &[channel]);
+        virtqueue.submit(&mut worker, 0, &[100, 200]);
+        let left = (Arc::clone(&virtqueue.cell), Arc::downgrade(&virtqueue.guest.memory));
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _worker = virtqueue;
+            panic!("the worker's");
+        }));
+        assert!(panic.is_err());
+        // Dropped here, a channel would finish its copies, which nobody steps.
+        std::mem::forget(worker);
+        left
+    })
+    .join()
+    .unwrap();
+    assert_eq!(cell.in_flight(), 0);
+    cell.publish(|wanted| wanted.vring = None);
+    cell.wait(TIMEOUT).unwrap();
+    assert!(memory.upgrade().is_some(), "copies are in flight into it");
+    assert_eq!(stepper.step(), 2);
+    Enqueue::attach(&cell, &mut Worker::new().mover).unwrap();
 }

@@ -179,8 +179,9 @@ impl Rig {
         self.worker.mover.stats().core_bytes + engines
     }
 
-    fn in_flight(&self) -> usize {
-        self.sender.memory.in_flight() + self.receiver.memory.in_flight()
+    /// Packets that are held in both guests' memory.
+    fn in_flight(&self) -> u64 {
+        self.tx_cell.in_flight() + self.rx_cell.in_flight()
     }
 }
 

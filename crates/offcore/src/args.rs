@@ -253,13 +253,12 @@ impl PoolArgs {
     /// The pool, and one line on it for a person.
     pub(crate) fn open(&self) -> Result<(&'static Pool, String), PoolError> {
         let pool = Pool::new(self.mbufs, self.mbuf_size, self.hugepages)?;
-        let mapping = pool.mapping();
-        let pages = match mapping.page_size() {
+        let pages = match pool.page_size() {
             size if size >= 1 << 30 => format!("{} GiB", size >> 30),
             size if size >= 1 << 20 => format!("{} MiB", size >> 20),
             size => format!("{} KiB", size >> 10),
         };
-        let node = mapping.numa_node().map_or(String::new(), |node| format!(", NUMA node {node}"));
+        let node = pool.numa_node().map_or(String::new(), |node| format!(", NUMA node {node}"));
         let line =
             format!("packet buffers: {} x {} B on {pages} pages{node}", pool.chunks(), pool.chunk_size());
         Ok((pool, line))

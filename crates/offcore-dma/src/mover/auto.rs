@@ -69,7 +69,7 @@ impl Mover {
     #[inline]
     pub(super) fn look_for_late(&mut self) {
         let most = self.channels.max_latency.unwrap_or(u64::MAX);
-        for queue in self.queues.iter_mut().flatten().filter(|queue| queue.latency.is_waiting()) {
+        for queue in self.queues.iter_mut().filter(|queue| queue.latency.is_waiting()) {
             queue.latency.look(queue.ring.oldest(), most, tsc::now);
         }
     }
@@ -77,7 +77,7 @@ impl Mover {
     /// Work so far, counted in half copies: those of the core twice, those of an engine once when they are submitted and
     /// once when their packet is returned. Every round that did something moved it.
     fn half_copies(&self) -> u64 {
-        let queues = self.queues.iter().flatten();
+        let queues = self.queues.iter();
         let by_engine = queues.fold(0u64, |sum, queue| {
             sum.wrapping_add(2 * queue.by_engine).wrapping_sub(queue.ring.in_flight() as u64)
         });
@@ -117,8 +117,8 @@ impl Mover {
         }
         let Self { queues, channels, .. } = self;
         // What comes back from an engine counts, but costs a core that copies nothing.
-        let in_flight = queues.iter().flatten().any(|queue| queue.is_auto() && queue.outstanding > 0);
-        let autos = queues.iter_mut().flatten().filter(|queue| queue.is_auto());
+        let in_flight = queues.iter().any(|queue| queue.is_auto() && queue.outstanding > 0);
+        let autos = queues.iter_mut().filter(|queue| queue.is_auto());
         let mut choices: ArrayVec<&mut Choice, MOST> =
             autos.take(MOST).map(|queue| &mut queue.choice).collect();
         let engine = in_flight || choices.iter().any(|choice| choice.from != NONE);
@@ -139,7 +139,7 @@ impl Mover {
     /// What is being tried is decided.
     fn adopt(&mut self) {
         let reason = if self.channels.policy.is_surprised() { Reason::Cheaper } else { Reason::Explored };
-        for Queue { choice, tally, .. } in self.queues.iter_mut().flatten().filter(|queue| queue.is_auto()) {
+        for Queue { choice, tally, .. } in self.queues.iter_mut().filter(|queue| queue.is_auto()) {
             tally.settle(choice.decided);
             tally.decided(choice.decided, choice.from, reason);
             choice.decided = choice.from;
@@ -149,7 +149,7 @@ impl Mover {
 
     /// Queues come or go: what is being tried ends.
     pub(super) fn begin_anew(&mut self) {
-        for queue in self.queues.iter_mut().flatten() {
+        for queue in &mut self.queues {
             queue.choice.from = queue.choice.decided;
         }
         self.channels.policy.end_trial();
@@ -158,7 +158,7 @@ impl Mover {
 
     /// The counters of a lease that has ended are shared out.
     fn settle(&mut self) {
-        for queue in self.queues.iter_mut().flatten().filter(|queue| queue.is_auto()) {
+        for queue in self.queues.iter_mut().filter(|queue| queue.is_auto()) {
             queue.choice.busy = queue.tally.open != [0; 2];
             queue.tally.settle(queue.choice.decided);
         }

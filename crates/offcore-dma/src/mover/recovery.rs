@@ -34,7 +34,7 @@ impl Mover {
     fn charge_queue(&mut self, copy: &CopyOp) {
         self.channels.stats.faults += 1;
         let back_off = self.channels.back_off;
-        if let Some(queue) = self.queues.get_mut(QueueId::of(copy.token)).and_then(Option::as_mut) {
+        if let Some(queue) = self.queues.get_mut(QueueId::of(copy.token)) {
             queue.faults.failed(1, tsc::now(), back_off);
         }
     }
@@ -43,7 +43,7 @@ impl Mover {
     /// As for [`Channels::redo`](super::channels::Channels::redo).
     unsafe fn redo(&mut self, copy: &CopyOp, done: u32) {
         let Self { queues, channels, .. } = self;
-        let queue = queues.get_mut(QueueId::of(copy.token)).and_then(Option::as_mut);
+        let queue = queues.get_mut(QueueId::of(copy.token));
         // SAFETY: the caller's promise.
         unsafe { channels.redo(queue, copy, done) };
     }
@@ -54,7 +54,7 @@ impl Mover {
     pub(super) fn look_for_lost(&mut self) {
         let now = tsc::now();
         let mut late = false;
-        for queue in self.queues.iter_mut().flatten() {
+        for queue in &mut self.queues {
             let passed = queue.ring.passed().first().copied();
             let waits = passed.is_some() || (queue.ring.in_flight() > 0 && queue.ring.ready() == 0);
             let waiting = passed.unwrap_or(queue.ring.oldest());

@@ -22,7 +22,7 @@ impl Mover {
     pub(super) fn look_for_idle(&mut self) {
         self.until_idle_check = IDLE_AFTER;
         let mut changed = false;
-        for queue in self.queues.iter_mut().flatten() {
+        for queue in &mut self.queues {
             let active = queue.worked || queue.outstanding > 0;
             changed |= active != queue.active;
             (queue.active, queue.worked) = (active, false);
@@ -37,18 +37,16 @@ impl Mover {
     pub(super) fn share_out(&mut self) {
         self.channels.shares_stale = false;
         for index in 0..self.queues.len() {
-            let Some(queue) = self.queues[index].as_ref() else { continue };
+            let queue = &self.queues[index];
             let share = queue.channels.iter().map(|&channel| self.share(queue, channel)).sum();
-            if let Some(queue) = self.queues[index].as_mut() {
-                queue.share = share;
-            }
+            self.queues[index].share = share;
         }
     }
 
     /// How many copies `queue` may have in flight in `channel`.
     fn share(&self, queue: &Queue, channel: ChannelId) -> usize {
         let slot = &self.channels.slots[channel.index()];
-        let others = self.queues.iter().flatten().filter(|other| {
+        let others = self.queues.iter().filter(|other| {
             other.active && !std::ptr::eq(*other, queue) && other.channels.contains(&channel)
         });
         let others: usize = others.map(|other| usize::from(other.weight)).sum();

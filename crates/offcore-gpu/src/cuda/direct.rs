@@ -48,7 +48,8 @@ pub(super) fn pool(gpu: &Gpu, name: &str, len: usize) -> Result<DeviceMemory, St
     let at = memory.at::<u8>().addr() as u64;
     // SAFETY: `Allocation` has made the context current; the attribute is one word, and the address is an allocation's.
     unsafe { call!(cuPointerSetAttribute((&raw mut on).cast(), attribute, at)) }.map_err(to_text)?;
-    Ok(DeviceMemory::new(name, (base, len), PAGE, false, Arc::new(memory)))
+    // SAFETY: inside the allocation, which is new, and a page longer.
+    Ok(unsafe { DeviceMemory::new(name, (base, len), PAGE, false, Arc::new(memory)) })
 }
 
 /// Whether a network card's writes must be flushed before the device gets the burst.

@@ -14,7 +14,7 @@ fn ring(slots: usize, burst: usize) -> (Submitter, Collector) {
 fn view(pool: &Pool, submitter: &Submitter) -> PipelineView {
     PipelineView {
         pool: PoolView {
-            base: pool.mapping().base().as_ptr(),
+            base: pool.memory().0.as_ptr(),
             staging: ptr::null_mut(),
             chunk_shift: pool.chunk_size().trailing_zeros(),
             chunks: pool.chunks() as u32,
@@ -78,7 +78,7 @@ fn every_packet_comes_back(
             check(&packet, *result, expected);
             if let Some(staging) = &state.staging {
                 let mut staged = vec![0; packet.len()];
-                let at = packet.bytes().as_ptr().addr() - pool.mapping().base().as_ptr().addr();
+                let at = packet.bytes().as_ptr().addr() - pool.memory().0.as_ptr().addr();
                 staging.read_at(at, &mut staged);
                 assert_eq!(staged, packet.bytes(), "packet {expected} in staging memory");
             }

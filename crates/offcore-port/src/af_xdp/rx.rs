@@ -80,7 +80,7 @@ impl RxHalf {
         let available = self.rx.available(wanted).min(wanted);
         for _ in 0..available {
             if let Some(next) = self.rx.peek(AHEAD) {
-                let address = self.pool.mapping().base().as_ptr().wrapping_add(next.addr as usize);
+                let address = self.pool.memory().0.as_ptr().wrapping_add(next.addr as usize);
                 prefetch::read(address);
             }
             let descriptor = self.rx.pop();

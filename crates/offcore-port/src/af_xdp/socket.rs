@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -95,7 +96,7 @@ impl Socket {
         let fd = make().map_err(at(Step::Make))?;
         if umem_of.is_none() {
             let len = pool.chunks() * pool.chunk_size();
-            register(&fd, pool.mapping(), len, pool.chunk_size()).map_err(at(Step::Memory))?;
+            register(&fd, pool.memory().0, len, pool.chunk_size()).map_err(at(Step::Memory))?;
         }
         let rings = make_rings(&fd, &settings.sizes).map_err(at(Step::Rings))?;
         bind(&fd, index, queue, settings, umem_of).map_err(at(Step::Bind))?;
@@ -187,7 +188,7 @@ fn is_released(index: u32, queue: u32) -> bool {
         let (memory, _fd) =
             Mapping::memfd("offcore-probe", PAGE, Hugepages::None).map_err(io::Error::other)?;
         let fd = make()?;
-        register(&fd, &memory, PAGE, PAGE)?;
+        register(&fd, memory.base(), PAGE, PAGE)?;
         let _rings = make_rings(&fd, &sizes)?;
         bind(&fd, index, queue, &settings, None)
     };
@@ -208,9 +209,9 @@ fn make() -> io::Result<OwnedFd> {
 }
 
 /// Makes the first `len` bytes of `memory` the socket's UMEM, one chunk for each packet buffer.
-fn register(fd: &OwnedFd, memory: &Mapping, len: usize, chunk: usize) -> io::Result<()> {
+fn register(fd: &OwnedFd, memory: NonNull<u8>, len: usize, chunk: usize) -> io::Result<()> {
     let registration = libc::xdp_umem_reg {
-        addr: memory.base().as_ptr() as u64,
+        addr: memory.as_ptr() as u64,
         len: len as u64,
         chunk_size: u32::try_from(chunk).map_err(io::Error::other)?,
         headroom: 0,

@@ -128,7 +128,8 @@ impl Shared {
     /// The thread: one connection after the other. How the first attempt went is told to whoever opens the port, and
     /// who closes it when it was refused.
     fn keep_connected(&self, told: &SyncSender<Result<(), FrontEndError>>) {
-        let memory = [MemoryFd::new(self.pool.mapping(), self.pool.fd())];
+        let (base, len) = self.pool.memory();
+        let memory = [MemoryFd { fd: self.pool.fd(), address: base.as_ptr() as u64, len: len as u64 }];
         while !self.is_closing() {
             let connected =
                 FrontEnd::connect(&self.config, &memory).and_then(|front_end| self.start(front_end));

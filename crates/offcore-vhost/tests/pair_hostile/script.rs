@@ -332,7 +332,7 @@ impl Forwarding<'_> {
             assert!(turn < 1_000_000, "packets in flight do not arrive");
         }
         for side in sides {
-            assert_eq!(side.guest.memory.in_flight(), 0);
+            assert_eq!(side.cell.in_flight(), 0);
             side.cell.publish(|wanted| wanted.vring = None);
         }
         self.drain(worker);
@@ -341,8 +341,6 @@ impl Forwarding<'_> {
             side.cell.wait(Duration::ZERO).unwrap();
             check_stopped(side);
         }
-        let mut ctx = worker.ctx();
-        assert!(self.dequeue.close(&mut ctx) && self.enqueue.close(&mut ctx));
         let all: Vec<_> = std::iter::from_fn(|| worker.cache.take()).collect();
         assert_eq!(all.len(), CHUNKS, "packet buffers are missing");
         worker.cache.free_all(all);
