@@ -3,7 +3,7 @@
 
 #[path = "../../crates/offcore-port/tests/hostile/pcap.rs"]
 mod pcap;
-#[path = "../../crates/offcore-port/tests/hostile/script.rs"]
+#[path = "../script.rs"]
 mod script;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {

@@ -13,6 +13,8 @@ mod open;
 mod way;
 
 pub use crate::config::sysfs::Roots;
+#[cfg(test)]
+use crate::descriptor::Descriptor;
 pub use channel::{Credits, DsaChannel};
 pub use device::DsaDevice;
 pub use discover::WqError;

@@ -7,8 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::Roots;
-use crate::descriptor::Descriptor;
+use super::{Descriptor, Roots};
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 

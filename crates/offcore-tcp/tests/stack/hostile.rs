@@ -4,35 +4,7 @@ mod input;
 mod live;
 pub(crate) mod peer;
 
-use std::cell::Cell;
-use std::path::Path;
-
-use proptest::prelude::*;
-use proptest::test_runner::TestRunner;
-
-/// Plays so many scripts of random bytes.
-fn survives(cases: u32, longest: usize, play: impl Fn(&[u8])) {
-    let mut runner = TestRunner::new(ProptestConfig {
-        failure_persistence: None,
-        max_shrink_iters: 300,
-        ..ProptestConfig::with_cases(cases)
-    });
-    let bytes = proptest::collection::vec(any::<u8>(), 8..longest);
-    let result = runner.run(&bytes, |bytes| {
-        play(&bytes);
-        Ok(())
-    });
-    result.unwrap();
-}
-
-/// Files of `fuzz/corpus/<target>`.
-fn corpus(target: &str) -> Vec<Vec<u8>> {
-    let at = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
-    let files = std::fs::read_dir(&at).unwrap_or_else(|error| panic!("{}: {error}", at.display()));
-    let files: Vec<_> = files.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
-    assert!(files.len() > 10);
-    files
-}
+use crate::replay::{corpus, play_any};
 
 fn check(outcome: live::Outcome, least: u64) {
     let live::Outcome { connected, delivered, acknowledged, closed, finished } = outcome;
@@ -43,9 +15,9 @@ fn check(outcome: live::Outcome, least: u64) {
 
 #[test]
 fn any_peer_is_survived() {
-    let sum = Cell::new(live::Outcome::default());
-    survives(1500, 1500, |bytes| sum.set(sum.get().and(live::play(bytes))));
-    check(sum.get(), 20);
+    let mut sum = live::Outcome::default();
+    play_any(1500, 1500, |bytes| sum = sum.and(live::play(bytes)));
+    check(sum, 20);
 }
 
 #[test]
@@ -60,9 +32,9 @@ fn check_input(outcome: input::Outcome, least: u64) {
 
 #[test]
 fn any_frames_are_survived() {
-    let sum = Cell::new(input::Outcome::default());
-    survives(2000, 800, |bytes| sum.set(sum.get().and(input::play(bytes))));
-    check_input(sum.get(), 300);
+    let mut sum = input::Outcome::default();
+    play_any(2000, 800, |bytes| sum = sum.and(input::play(bytes)));
+    check_input(sum, 300);
 }
 
 #[test]

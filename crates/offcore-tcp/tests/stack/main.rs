@@ -11,6 +11,8 @@ mod foreign;
 mod frame;
 mod host;
 mod hostile;
+#[path = "../../../../fuzz/replay.rs"]
+mod replay;
 mod runs;
 mod scale;
 mod streams;

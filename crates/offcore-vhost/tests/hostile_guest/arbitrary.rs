@@ -1,43 +1,21 @@
 //! Scripts and messages of random bytes, and those that fuzzing has found worth keeping.
 
-use std::path::Path;
-
 use proptest::prelude::*;
 
+use crate::replay::{corpus, play_any};
 use crate::script::Outcome;
 use crate::{live_script, messages, script};
 
-fn bytes() -> impl Strategy<Value = Vec<u8>> {
-    proptest::collection::vec(any::<u8>(), 8..600)
-}
-
-/// Files of `fuzz/corpus/<target>`.
-fn corpus(target: &str) -> Vec<Vec<u8>> {
-    let at = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
-    let files = std::fs::read_dir(&at).unwrap_or_else(|error| panic!("{}: {error}", at.display()));
-    files.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect()
-}
-
 #[test]
 fn any_guest_is_survived() {
-    let sum = std::cell::Cell::new(Outcome::default());
-    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        failure_persistence: None,
-        max_shrink_iters: 300,
-        ..ProptestConfig::with_cases(3000)
+    let mut sum = Outcome::default();
+    play_any(3000, 600, |bytes| {
+        let one = script::play(bytes);
+        sum.dequeued += one.dequeued;
+        sum.enqueued += one.enqueued;
+        sum.dropped += one.dropped;
+        sum.broken += one.broken;
     });
-    let result = runner.run(&bytes(), |bytes| {
-        let (sum_so_far, outcome) = (sum.get(), script::play(&bytes));
-        sum.set(Outcome {
-            dequeued: sum_so_far.dequeued + outcome.dequeued,
-            enqueued: sum_so_far.enqueued + outcome.enqueued,
-            dropped: sum_so_far.dropped + outcome.dropped,
-            broken: sum_so_far.broken + outcome.broken,
-        });
-        Ok(())
-    });
-    result.unwrap();
-    let sum = sum.get();
     // Otherwise the scripts are too wild to get anywhere.
     assert!(sum.dequeued.min(sum.enqueued).min(sum.broken) > 1000 && sum.dropped > 300, "{sum:?}");
 }
@@ -66,18 +44,14 @@ fn any_front_end_is_survived() {
 
 #[test]
 fn the_corpus_of_guests_is_survived() {
-    let corpus = corpus("virtqueue");
-    assert!(corpus.len() > 10);
-    for script in corpus {
+    for script in corpus("virtqueue") {
         script::play(&script);
     }
 }
 
 #[test]
 fn corpus_of_messages_is_survived() {
-    let corpus = corpus("messages");
-    assert!(corpus.len() > 10);
-    let accepted: usize = corpus.iter().map(|bytes| messages::decode(bytes)).sum();
+    let accepted: usize = corpus("messages").iter().map(|bytes| messages::decode(bytes)).sum();
     assert!(accepted > 10, "{accepted}");
 }
 

@@ -9,6 +9,8 @@ mod live;
 mod live_script;
 mod messages;
 mod neighbour;
+#[path = "../../../../fuzz/replay.rs"]
+mod replay;
 mod rig;
 mod rows;
 mod scribble;

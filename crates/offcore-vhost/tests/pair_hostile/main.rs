@@ -4,9 +4,10 @@
 
 #[path = "../hostile_guest/neighbour.rs"]
 mod neighbour;
+#[path = "../../../../fuzz/replay.rs"]
+#[allow(dead_code, reason = "these scripts are longer")]
+mod replay;
 mod script;
-
-use std::path::Path;
 
 use offcore_stats::SplitMix;
 
@@ -27,12 +28,9 @@ fn two_hostile_guests_lose_nothing() {
 
 #[test]
 fn the_corpus_is_survived() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/pair");
-    let files: Vec<_> = std::fs::read_dir(&corpus).unwrap().collect();
-    assert!(files.len() > 10);
     let mut ways = [0; 2];
-    for file in files {
-        script::play(&std::fs::read(file.unwrap().path()).unwrap(), &mut ways);
+    for script in replay::corpus("pair") {
+        script::play(&script, &mut ways);
     }
     assert!(ways.iter().all(|&packets| packets > 10), "{ways:?} packets in one copy, and in two");
 }

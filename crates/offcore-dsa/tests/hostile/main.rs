@@ -1,0 +1,31 @@
+//! What a device may write: scripts made up here, and those kept in `fuzz/corpus`.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod completions;
+#[path = "../../src/driver/fixture.rs"]
+#[allow(dead_code, reason = "the driver's own tests use the rest")]
+mod fixture;
+#[path = "../../../../fuzz/replay.rs"]
+mod replay;
+#[path = "../../../../fuzz/script.rs"]
+mod script;
+
+use offcore_dsa::descriptor::Descriptor;
+use offcore_dsa::driver::Roots;
+
+#[test]
+fn any_completion_is_accounted_for() {
+    let mut sum = completions::Outcome::default();
+    let mut play = |script: &[u8]| {
+        let one = completions::play(script);
+        sum.done += one.done;
+        sum.failed += one.failed;
+        sum.taken_out += one.taken_out;
+        sum.batches += one.batches;
+        sum.resumed += one.resumed;
+    };
+    replay::play_any(1000, 400, &mut play);
+    replay::corpus("completions").iter().for_each(|script| play(script));
+    // Otherwise the scripts are too wild to get anywhere.
+    assert!(sum.done.min(sum.failed).min(sum.taken_out).min(sum.batches).min(sum.resumed) > 100, "{sum:?}");
+}

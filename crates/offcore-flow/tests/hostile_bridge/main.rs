@@ -1,0 +1,23 @@
+//! Stations that send any frames to a bridge: scripts made up here, and those kept in `fuzz/corpus`.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod bridge;
+#[path = "../../../../fuzz/replay.rs"]
+mod replay;
+#[path = "../../../../fuzz/script.rs"]
+mod script;
+
+#[test]
+fn any_frame_stays_in_its_vlan() {
+    let mut sum = bridge::Outcome::default();
+    let mut play = |script: &[u8]| {
+        let one = bridge::play(script);
+        sum.sent += one.sent;
+        sum.retagged += one.retagged;
+        sum.kept += one.kept;
+    };
+    replay::play_any(2000, 600, &mut play);
+    replay::corpus("bridge").iter().for_each(|script| play(script));
+    // Otherwise the scripts are too wild to get anywhere.
+    assert!(sum.sent.min(sum.retagged).min(sum.kept) > 500, "{sum:?}");
+}

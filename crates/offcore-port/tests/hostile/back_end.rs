@@ -1,0 +1,329 @@
+//! A back end that writes what it likes into the rings, the packets' headers and what it returns, with our driver at the
+//! other side. Whatever it does, what is received is a packet, and in the end every packet buffer is back, once.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use offcore_dma::{Binding, Mover};
+use offcore_mem::testing::TempDir;
+use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Packet, Pool, PoolCache};
+use offcore_port::spec::PortSpec;
+use offcore_port::virtio_user::VirtioUserPort;
+use offcore_port::{Context, Port, QueueSetup, RxQueue, TxQueue};
+use offcore_ring::device::{Buffer, Chain, DeviceQueue, Direction, Queue};
+use offcore_ring::with_queue;
+use offcore_stats::StageClock;
+use offcore_stats::page::StatsPage;
+use offcore_vhost::backend::{Backend, BackendConfig};
+use offcore_vhost::cell::VringConfig;
+use offcore_vhost::features::is_packed;
+use offcore_vhost::frontend::ring_parts;
+use offcore_wire::virtio_net::NetHeader;
+
+use crate::script::Script;
+
+const CHUNKS: usize = 1024;
+const SIZE: u16 = 64;
+const MAX_STEPS: usize = 200;
+
+/// What the port is told, after its path.
+const OPTIONS: [&str; 6] =
+    ["", ",packed", ",mrg=off", ",packed,mrg=off,mtu=4000", ",offloads=off", ",packed,event_idx=off"];
+
+/// What outlives a script.
+struct Kept {
+    pool: &'static Pool,
+    clock: StageClock,
+    dir: TempDir,
+    backend: Backend,
+}
+
+thread_local! {
+    static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
+}
+
+/// What came of a script.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(dead_code, reason = "a fuzz target looks at none of it")]
+pub(crate) struct Outcome {
+    pub(crate) received: u64,
+    /// Packets from the back end that were none.
+    pub(crate) dropped: u64,
+    pub(crate) sent: u64,
+    /// Virtqueues that were found broken.
+    pub(crate) broken: usize,
+}
+
+/// Plays a script.
+///
+/// # Panics
+/// When the back end got what it wanted.
+pub(crate) fn play(script: &[u8]) -> Outcome {
+    let mut kept = KEPT.take().unwrap_or_else(|| {
+        let dir = TempDir::new();
+        let backend = Backend::start(BackendConfig::new(dir.file("s")), Box::new(())).unwrap();
+        let pool = Pool::new(CHUNKS, 2048, Hugepages::None).unwrap();
+        Kept { pool, clock: StageClock::private(), dir, backend }
+    });
+    let mut script = Script(script);
+    let options = OPTIONS[script.below(OPTIONS.len())];
+    let mut rig = Rig::new(&mut kept, options);
+    for _ in 0..MAX_STEPS {
+        if script.0.is_empty() {
+            break;
+        }
+        rig.step(&mut script);
+    }
+    let outcome = rig.finish();
+    KEPT.set(Some(kept));
+    outcome
+}
+
+/// A connected port, its queues' worker, and the device's side of them.
+struct Rig<'a> {
+    port: VirtioUserPort,
+    rx: Box<dyn RxQueue>,
+    tx: Box<dyn TxQueue>,
+    cache: PoolCache,
+    mover: Mover,
+    clock: &'a mut StageClock,
+    /// The receive queue's and the transmit queue's.
+    devices: [Device; 2],
+}
+
+impl<'a> Rig<'a> {
+    fn new(kept: &'a mut Kept, options: &str) -> Self {
+        let text = format!("virtio-user:{},queue_size={SIZE}{options}", kept.dir.file("s").display());
+        let PortSpec::VirtioUser(spec) = text.parse().unwrap() else { panic!("{text}") };
+        let mut port = VirtioUserPort::open(&spec, kept.pool).unwrap_or_else(|e| panic!("{e}"));
+        until("the port is connected", || port.is_connected());
+        let (mut mover, stats) = (Mover::new(), StatsPage::new(1 << 14).unwrap());
+        let rx = port.rx_queue(0, setup(&mut mover, &stats)).unwrap();
+        let tx = port.tx_queue(0, setup(&mut mover, &stats)).unwrap();
+        let devices = [0, 1].map(|index| Device::new(&kept.backend, index, kept.pool));
+        let (cache, clock) = (kept.pool.cache(), &mut kept.clock);
+        Self { port, rx, tx, cache, mover, clock, devices }
+    }
+
+    fn step(&mut self, script: &mut Script<'_>) {
+        match script.below(16) {
+            0..3 => self.receive(script),
+            3 | 4 => self.send(script),
+            5 => {
+                self.rx.arm();
+                self.rx.disarm();
+            }
+            // What the receive queue gets, and what the transmit queue's device returns.
+            6..9 => (0..1 + script.below(20)).for_each(|_| self.devices[0].fill(script, false)),
+            9 => self.devices[0].fill(script, true),
+            10 | 11 => (0..1 + script.below(20)).for_each(|_| self.devices[1].give_back(script)),
+            12 | 13 => {
+                let device = script.below(2);
+                self.devices[device].forge(script);
+            }
+            14 => {
+                let device = script.below(2);
+                self.devices[device].scribble(script);
+            }
+            _ => {
+                let device = script.below(2);
+                self.devices[device].scribble_in_packets(script);
+            }
+        }
+    }
+
+    fn receive(&mut self, script: &mut Script<'_>) {
+        let Self { rx, cache, mover, clock, .. } = self;
+        let mut ctx = Context { mover, cache, clock, burst: 1 + script.below(BURST) };
+        let mut burst = Burst::new();
+        rx.rx(&mut ctx, &mut burst);
+        let pool = ctx.cache.pool();
+        for packet in &burst {
+            let len = pool.total_len(packet);
+            assert!((14..=65_557).contains(&len), "a packet of {len} bytes");
+            if packet.has_offload() {
+                let header = NetHeader::from_bytes(packet.headroom_bytes(12).first_chunk().unwrap());
+                assert!(header.check(len).is_ok(), "{header:?} of {len} bytes");
+            }
+        }
+        ctx.cache.free_all(burst);
+    }
+
+    fn send(&mut self, script: &mut Script<'_>) {
+        let Self { tx, cache, mover, clock, .. } = self;
+        let mut ctx = Context { mover, cache, clock, burst: BURST };
+        let mut burst = Burst::new();
+        for _ in 0..1 + script.below(BURST) {
+            let len = 14 + if script.u8() < 16 { script.below(20_000) } else { script.below(1500) };
+            let Some(packet) = ctx.cache.take_chain(HEADROOM, len) else { break };
+            burst.push(packet);
+        }
+        tx.tx(&mut ctx, &mut burst);
+        tx.poll(&mut ctx);
+        ctx.cache.free_all(burst);
+    }
+
+    fn finish(self) -> Outcome {
+        let Self { port, mut rx, mut tx, mut cache, mut mover, clock, .. } = self;
+        let mut ctx = Context { mover: &mut mover, cache: &mut cache, clock, burst: BURST };
+        let mut burst = Burst::new();
+        rx.drain(&mut ctx, &mut burst);
+        tx.stop(&mut ctx);
+        ctx.cache.free_all(burst);
+        let (received, sent) = (rx.counters(), tx.counters());
+        let outcome = Outcome {
+            received: received.packets(),
+            dropped: received.dropped_total(),
+            sent: sent.packets(),
+            broken: port.broken().len(),
+        };
+        drop((rx, tx, port));
+        let all: Vec<Packet> = std::iter::from_fn(|| cache.take()).collect();
+        assert_eq!(all.len(), CHUNKS, "packet buffers are missing");
+        let places: HashSet<_> = all.iter().map(|packet| packet.data().as_ptr() as usize / 2048).collect();
+        assert_eq!(places.len(), CHUNKS, "packet buffers were given out twice");
+        cache.free_all(all);
+        outcome
+    }
+}
+
+/// The device's side of a virtqueue.
+struct Device {
+    config: Arc<VringConfig>,
+    queue: Queue,
+    direction: Direction,
+    packed: bool,
+    /// Where the virtqueue's parts are in the front end's addresses: descriptors, what the driver writes, what the device
+    /// writes.
+    parts: (u64, u64, u64),
+}
+
+impl Device {
+    /// Of virtqueue `index`, once the driver has started it.
+    fn new(backend: &Backend, index: u8, pool: &Pool) -> Self {
+        let mut found = None;
+        until("a virtqueue starts", || {
+            found = backend.cells()[usize::from(index)].wanted().vring.filter(|vring| vring.enabled);
+            found.is_some()
+        });
+        let config = found.unwrap();
+        let queue = Queue::new(config.layout.clone(), config.base, false, false).unwrap();
+        let packed = is_packed(config.features);
+        let packets = pool.memory().0.as_ptr() as u64;
+        let rings = config.memory.regions().iter().find(|region| region.user() != packets);
+        let parts = ring_parts(rings.expect("a region for the rings").user(), index, SIZE, packed);
+        let direction = if index == 0 { Direction::Writable } else { Direction::Readable };
+        Self { config, queue, direction, packed, parts }
+    }
+
+    /// The next chain that the driver has made available.
+    fn take(&mut self) -> Option<(Chain, Vec<Buffer>)> {
+        let (memory, direction) = (&self.config.memory, self.direction);
+        with_queue!(&mut self.queue, queue => {
+            if queue.look(1).ok()? == 0 {
+                return None;
+            }
+            let mut buffers = Vec::new();
+            let chain = queue.walk(0, memory, direction, &mut 64, |buffer| buffers.push(buffer)).ok()?;
+            queue.consume(chain.entries);
+            Some((chain, buffers))
+        })
+    }
+
+    fn put_back(&mut self, chain: Chain, written: u32) {
+        with_queue!(&mut self.queue, queue => {
+            queue.push_used(chain, written);
+            queue.publish();
+        });
+    }
+
+    /// Gives a packet of one buffer, mostly as a device should; a `wild` one's header and length are anything.
+    fn fill(&mut self, script: &mut Script<'_>, wild: bool) {
+        let Some((chain, buffers)) = self.take() else { return };
+        let mut len = 12 + 14 + u32::from(script.u8()) * 7;
+        let mut header = NetHeader { num_buffers: 1, ..NetHeader::default() }.to_bytes();
+        if wild {
+            header[script.below(12)] = script.u8();
+            header[script.below(12)] = script.u8();
+            if script.u8() < 64 {
+                len = u32::from_le_bytes(script.bytes());
+            }
+        } else if script.u8() < 16 {
+            // A packet of several; the next buffers are more of it.
+            header[10] = 2 + script.u8() % 4;
+        }
+        let Some(first) = buffers.first().filter(|first| first.len >= 12) else { return };
+        // SAFETY: `walk` found the buffer in guest memory, which the configuration keeps; no reference to it is alive.
+        unsafe { first.addr.as_ptr().copy_from_nonoverlapping(header.as_ptr(), 12) };
+        self.put_back(chain, len);
+    }
+
+    fn give_back(&mut self, script: &mut Script<'_>) {
+        let Some((chain, _)) = self.take() else { return };
+        let written = if script.u8() < 240 { 0 } else { u32::from_le_bytes(script.bytes()) };
+        self.put_back(chain, written);
+    }
+
+    /// Returns something that it does not have, or has returned already.
+    fn forge(&mut self, script: &mut Script<'_>) {
+        let wild = script.u8() < 64;
+        let id = if wild { script.u16() } else { script.u16() % SIZE };
+        let len = u32::from(script.u16());
+        let (descriptors, _, used) = self.parts;
+        if self.packed {
+            let slot = u64::from(script.u8()) % u64::from(SIZE);
+            let flags = [0x8080, 0, 0x8000, 0x0080, 0x8082, 2, 1, 0xffff][script.below(8)];
+            let rest = [&len.to_le_bytes()[..], &id.to_le_bytes(), &u16::to_le_bytes(flags)].concat();
+            self.write(descriptors + slot * 16 + 8, &rest);
+            return;
+        }
+        let index = self.read_u16(used + 2);
+        let at = used + 4 + u64::from(index % SIZE) * 8;
+        self.write(at, &[&u32::from(id).to_le_bytes()[..], &len.to_le_bytes()].concat());
+        let more = if wild { script.u16() } else { 1 };
+        self.write(used + 2, &index.wrapping_add(more).to_le_bytes());
+    }
+
+    /// Writes to anywhere in the virtqueue.
+    fn scribble(&mut self, script: &mut Script<'_>) {
+        let (first, _, last) = self.parts;
+        let at = first + u64::from(script.u16()) % (last + 16 - first);
+        self.write(at, &script.bytes::<2>());
+    }
+
+    /// Writes to anywhere in the packet buffers, those included that the device does not have.
+    fn scribble_in_packets(&mut self, script: &mut Script<'_>) {
+        let regions = self.config.memory.regions();
+        let packets = regions.iter().max_by_key(|region| region.len()).unwrap();
+        let chunk = u64::from(script.u16()) * 2048 % packets.len();
+        self.write(packets.user() + chunk + u64::from(script.u8()) * 2, &script.bytes::<4>());
+    }
+
+    /// Writes to the front end's address.
+    fn write(&self, at: u64, bytes: &[u8]) {
+        let Some(to) = self.config.memory.translate_user(at, bytes.len()) else { return };
+        // SAFETY: mapped memory, which the configuration keeps; no reference to it is alive.
+        unsafe { to.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    fn read_u16(&self, at: u64) -> u16 {
+        let from = self.config.memory.translate_user(at, 2).unwrap();
+        // SAFETY: as in `write`.
+        u16::from_le_bytes(unsafe { from.cast::<[u8; 2]>().read() })
+    }
+}
+
+fn setup<'a>(mover: &'a mut Mover, stats: &'a StatsPage) -> QueueSetup<'a> {
+    QueueSetup { mover, stats, binding: Binding::core(), port: "port0" }
+}
+
+/// Waits until `done` says so.
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(10), "{what}: not within ten seconds");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,17 @@
+//! A DSA device that completes what it likes, as it likes.
+#![no_main]
+
+#[path = "../../crates/offcore-dsa/tests/hostile/completions.rs"]
+mod completions;
+#[path = "../../crates/offcore-dsa/src/driver/fixture.rs"]
+#[allow(dead_code, reason = "the driver's own tests use the rest")]
+mod fixture;
+#[path = "../script.rs"]
+mod script;
+
+use offcore_dsa::descriptor::Descriptor;
+use offcore_dsa::driver::Roots;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    completions::play(input);
+});
