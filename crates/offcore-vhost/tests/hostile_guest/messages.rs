@@ -29,7 +29,10 @@ pub(crate) fn decode(bytes: &[u8]) -> usize {
                 assert_eq!(fds.len(), sent_fds, "no file descriptor gets lost");
                 let header = Header::decode(again[..HEADER].try_into().unwrap()).unwrap();
                 assert_eq!(Request::decode(&header, &again[HEADER..], fds).as_ref(), Ok(&request));
-                assert_eq!(again.len() - HEADER, payload.len());
+                // Without C's padding a region for descriptors in flight is as good.
+                let unpadded = matches!(request, Request::GetInflightFd(_) | Request::SetInflightFd(..))
+                    && payload.len() == 20;
+                assert_eq!(again.len() - HEADER, payload.len() + if unpadded { 4 } else { 0 });
             }
             Err(error) => assert!(!error.to_string().is_empty()),
         }
