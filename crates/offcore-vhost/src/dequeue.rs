@@ -86,7 +86,8 @@ impl Dequeue {
         }
         if self.vring.in_flight(ctx.mover) > 0 {
             self.reap(ctx, burst, &mut dequeued);
-            if !self.backlog.is_empty() {
+            // A stop is answered when packets have been given on: whoever connects next gets none of the last one's.
+            if !self.backlog.is_empty() || dequeued.packets > 0 && self.vring.is_changing() {
                 return dequeued;
             }
         }
@@ -109,14 +110,16 @@ impl Dequeue {
     }
 
     /// Returns in `burst` what has completed and submits nothing, for `rte_vhost_clear_queue`. Changes by the front end
-    /// take effect.
+    /// take effect once there is nothing more.
     pub fn drain(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) -> Dequeued {
         let mut dequeued = Dequeued::default();
         match self.backlog.is_empty() {
             true => self.reap(ctx, burst, &mut dequeued),
             false => self.give_on(ctx, burst, &mut dequeued),
         }
-        self.vring.service(ctx.mover);
+        if dequeued.packets == 0 {
+            self.vring.service(ctx.mover);
+        }
         dequeued
     }
 

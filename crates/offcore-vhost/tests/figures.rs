@@ -7,8 +7,11 @@ use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::cpu::CpuDevice;
 use offcore_dma::fault::{Faults, FaultyChannel};
 use offcore_dma::{Binding, ChannelId, Device, Mode};
+use offcore_mem::Burst;
+use offcore_ring::device::Direction;
+use offcore_ring::driver;
 use offcore_vhost::testing::*;
-use offcore_vhost::{Enqueue, VringCell};
+use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 
 /// A virtqueue that a guest receives from, bound to channels.
 struct Virtqueue {
@@ -157,6 +160,43 @@ fn a_stop_waits_for_what_is_in_flight() {
     assert_eq!(virtqueue.cell.in_flight(), 0);
     for (serial, len) in [(0, 100), (1, 200)] {
         virtqueue.expect(serial, len);
+    }
+}
+
+/// Otherwise the next front end, which may come at once, would get packets that were for the last one.
+#[test]
+fn packets_are_given_on_before_a_stop_is_answered() {
+    for drains in [false, true] {
+        let mut worker = Worker::new();
+        let (device, mut stepper) = CoreDevice::stepped();
+        let channel = worker.mover.add_channel(device.open_channel(64).unwrap());
+        let (guest, cell) = (Guest::new(16), Arc::new(VringCell::new(1)));
+        cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, vec![channel]));
+        start(&cell, VringConfig { layout: guest.tx_layout.clone(), ..guest.config(FEATURES) });
+        let mut driver = driver::Queue::new(guest.tx_layout.clone(), false);
+        for i in 0..3 {
+            let address = guest.buffer(i, 2048);
+            guest.write(address, &[0; 100]);
+            driver.add(address, 100, Direction::Readable, i).unwrap();
+        }
+        driver.publish();
+        let mut dequeue = Dequeue::attach(&cell, &mut worker.mover).unwrap();
+        let mut burst = Burst::new();
+        assert_eq!(dequeue.try_dequeue(&mut worker.ctx(), &mut burst).packets, 0);
+        cell.publish(|wanted| wanted.vring = None);
+        assert_eq!(stepper.step(), 3);
+        let mut call = || {
+            let mut ctx = worker.ctx();
+            ctx.mover.poll(ctx.clock);
+            let call = if drains { Dequeue::drain } else { Dequeue::try_dequeue };
+            call(&mut dequeue, &mut ctx, &mut burst).packets
+        };
+        assert_eq!(call(), 3);
+        let soon = std::time::Duration::from_millis(1);
+        assert!(cell.wait(soon).is_err(), "the worker has packets in its hands");
+        assert_eq!(call(), 0);
+        assert_eq!(cell.wait(TIMEOUT).unwrap().base, 3);
+        worker.cache.free_all(burst);
     }
 }
 
