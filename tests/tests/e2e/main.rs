@@ -18,12 +18,19 @@ mod http;
 mod jumbo;
 mod kills;
 mod l2;
+#[path = "../../../crates/offcore-vhost/tests/control/migrating.rs"]
+#[allow(dead_code, reason = "its own tests use the rest")]
+mod migrating;
 mod ours;
+#[path = "../../../crates/offcore-vhost/tests/control/peer.rs"]
+#[allow(dead_code, reason = "its own tests use the rest")]
+mod peer;
 mod pktgen;
 mod programs;
 mod refused;
 mod robust;
 mod settings;
+mod soak;
 mod switch;
 mod tcp;
 mod tcp_lcores;

@@ -6,6 +6,7 @@ mod hostile;
 mod inflight;
 mod lifecycle;
 mod log;
+mod migrating;
 mod migration;
 mod own_front_end;
 mod packed;

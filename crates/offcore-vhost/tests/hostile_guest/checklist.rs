@@ -107,9 +107,10 @@ fn cve_2018_1059_indirect_tables() {
         &[(table, 0, (BUFFERS, 60, VIRTQ_DESC_F_NEXT, 1))],
         tail,
     );
-    let len = 16 * 32769;
-    let long = RingError::IndirectTable { head: 0, len, flags: VIRTQ_DESC_F_INDIRECT };
-    breaks(&[(BUFFERS, len, VIRTQ_DESC_F_INDIRECT, 0)], &[], long);
+    for (len, more) in [(16 * 32769, 0), (0, 0), (24, 0), (15, 0), (16, VIRTQ_DESC_F_NEXT)] {
+        let flags = VIRTQ_DESC_F_INDIRECT | more;
+        breaks(&[(BUFFERS, len, flags, 0)], &[], RingError::IndirectTable { head: 0, len, flags });
+    }
 }
 
 /// A buffer of length 0 at a bad address was translated to a null pointer and used.

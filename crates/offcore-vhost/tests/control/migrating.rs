@@ -1,0 +1,251 @@
+//! A guest that migrates, and the front end that moves it.
+//!
+//! The front end copies the guest's memory as often as pages are said to be dirty, while the guest goes on, stops the virtqueues, copies
+//! what is left, and compares all of it. The guest then goes on where it was, at the same addresses.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
+use offcore_ring::device::Direction;
+use offcore_ring::{Layout, driver, packed};
+use offcore_vhost::features::{VHOST_F_LOG_ALL, VIRTIO_F_RING_PACKED};
+use offcore_vhost::message::{LogArea, MemoryRegion, Request, VHOST_VRING_F_LOG, VringAddr, VringFd};
+use offcore_vhost::testing;
+
+use crate::peer::*;
+
+const PAGE: usize = 4096;
+pub(crate) const HEADER: u64 = offcore_vhost::features::NET_HEADER as u64;
+pub(crate) const LEN: u64 = 700;
+pub(crate) const SIZE: u32 = 128;
+/// Where buffers are in the guest's memory: those it receives in, and those it sends.
+const BUFFERS: [u64; 2] = [0x4_0000, 0x9_0000];
+/// Each begins in a page and ends in the next.
+const BUFFER: u64 = 2048;
+const OFFSET: u64 = 1500;
+
+/// A guest whose memory can be exchanged under it.
+pub(crate) struct Migrating {
+    packed: bool,
+    /// Whether it sends what it receives.
+    sends: bool,
+    fd: OwnedFd,
+    memory: Arc<GuestMemory>,
+    rx: driver::Queue<u64>,
+    tx: driver::Queue<u64>,
+    free: Vec<u64>,
+    pub(crate) sent: u64,
+    /// The least number that may come next.
+    due: u64,
+    pub(crate) received: u64,
+    /// Where its virtqueues go on.
+    bases: [u32; 2],
+}
+
+impl Migrating {
+    pub(crate) fn new(packed: bool, sends: bool) -> Self {
+        let guest = Guest::new();
+        let region = guest.region();
+        let mapping = Mapping::shared(guest.fd.as_fd(), 0, guest.mapping.len()).unwrap();
+        let region = GuestRegion::new(region.guest, region.user, region.size, mapping, 0).unwrap();
+        let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
+        let queue = |index| {
+            let ring = addresses(index);
+            let layout = Layout::in_memory(&memory, (ring.desc, ring.avail, ring.used), SIZE, packed);
+            driver::Queue::new(layout.unwrap(), false)
+        };
+        let mut rx: driver::Queue<u64> = queue(0);
+        for i in 0..u64::from(SIZE) {
+            let address = Guest::PHYSICAL + BUFFERS[0] + i * BUFFER + OFFSET;
+            rx.add(address, BUFFER as u32, Direction::Writable, address).unwrap();
+        }
+        rx.publish();
+        let free = (0..u64::from(SIZE)).map(|i| Guest::PHYSICAL + BUFFERS[1] + i * BUFFER).collect();
+        let tx = queue(1);
+        let bases = [if packed { packed::FRESH_BASE } else { 0 }; 2];
+        Self { packed, sends, fd: guest.fd, memory, rx, tx, free, sent: 0, due: 0, received: 0, bases }
+    }
+
+    fn mapping(&self) -> &Mapping {
+        self.memory.regions()[0].mapping()
+    }
+
+    fn at(address: u64) -> usize {
+        (address - Guest::PHYSICAL) as usize
+    }
+
+    fn transmit(&mut self) {
+        while self.tx.used().unwrap() > 0 {
+            self.free.push(self.tx.pop().unwrap().unwrap().token);
+        }
+        for _ in 0..8 {
+            let Some(address) = self.free.pop() else { break };
+            self.mapping().write_at(Self::at(address + HEADER), &packet(self.sent));
+            self.tx.add(address, (HEADER + LEN) as u32, Direction::Readable, address).unwrap();
+            self.sent += 1;
+        }
+        self.tx.publish();
+    }
+
+    /// Packets are whole, and in order.
+    pub(crate) fn receive(&mut self) {
+        while self.rx.used().unwrap() > 0 {
+            let used = self.rx.pop().unwrap().unwrap();
+            assert_eq!(u64::from(used.len), HEADER + LEN);
+            let mut bytes = vec![0; LEN as usize];
+            self.mapping().read_at(Self::at(used.token + HEADER), &mut bytes);
+            let number = u64::from_ne_bytes(bytes[..8].try_into().unwrap());
+            assert!(bytes == packet(number), "packet {number} is not whole");
+            assert!(number >= self.due, "packet {number} came after {}", self.due);
+            self.due = number + 1;
+            self.received += 1;
+            self.rx.add(used.token, BUFFER as u32, Direction::Writable, used.token).unwrap();
+        }
+        self.rx.publish();
+    }
+
+    /// Goes on until `packets` more have been received.
+    pub(crate) fn run(&mut self, packets: u64) {
+        let until = self.received + packets;
+        while self.received < until {
+            if self.sends {
+                self.transmit();
+            }
+            self.receive();
+            std::thread::yield_now();
+        }
+    }
+
+    /// What only the guest writes, and what it may write in any case: a hypervisor knows it without the log.
+    fn own_pages(&self) -> Vec<usize> {
+        let part = |address: u64, len: usize| {
+            let at = (address - Guest::USER) as usize;
+            at / PAGE..(at + len).div_ceil(PAGE)
+        };
+        let mut pages: Vec<_> = (0..2)
+            .flat_map(|index| {
+                let ring = addresses(index);
+                let desc = if self.packed { 0 } else { SIZE as usize * 16 };
+                part(ring.desc, desc).chain(part(ring.avail, 6 + SIZE as usize * 2))
+            })
+            .collect();
+        pages.extend(part(Guest::USER + BUFFERS[1], (u64::from(SIZE) * BUFFER) as usize));
+        pages
+    }
+
+    /// Lets the back end behind `peer` have memory and virtqueues, where these go on.
+    pub(crate) fn start(&self, peer: &mut Peer) {
+        assert_eq!(peer.ask(table(self.fd.as_fd(), self.mapping().len())), 0);
+        assert_eq!(peer.ask(Request::SetFeatures(FEATURES | self.format())), 0);
+        for index in 0..2 {
+            for request in [
+                Request::SetVringNum(state(index, SIZE)),
+                Request::SetVringBase(state(index, self.bases[index as usize])),
+                Request::SetVringAddr(addresses(index)),
+                Request::SetVringEnable(state(index, 1)),
+                Request::SetVringKick(VringFd { index: index as u8, fd: None }),
+            ] {
+                assert_eq!(peer.ask(request), 0);
+            }
+        }
+    }
+
+    fn format(&self) -> u64 {
+        if self.packed { VIRTIO_F_RING_PACKED } else { 0 }
+    }
+
+    /// Copies the memory while the guest goes on, stops the virtqueues, and moves the guest to the copy.
+    pub(crate) fn leave(&mut self, peer: &mut Peer) {
+        let len = self.mapping().len();
+        let (copy, copy_fd) = Mapping::memfd("copy", len, Hugepages::None).unwrap();
+        let (bitmap, bitmap_fd) = Mapping::memfd("log", PAGE, Hugepages::None).unwrap();
+        self.log(peer, &bitmap_fd);
+        let all: Vec<_> = (0..len / PAGE).collect();
+        copy_pages(self.mapping(), &copy, &all);
+        for _ in 0..200 {
+            let dirty = take_dirty(&bitmap);
+            copy_pages(self.mapping(), &copy, &dirty);
+            self.run(20);
+        }
+        self.bases = [0, 1].map(|index| peer.base(index));
+        let dirty = take_dirty(&bitmap);
+        copy_pages(self.mapping(), &copy, &dirty);
+        copy_pages(self.mapping(), &copy, &self.own_pages());
+        assert!(differing(self.mapping(), &copy).is_empty(), "packed: {}", self.packed);
+        assert!(take_dirty(&bitmap).is_empty(), "nothing is written to a stopped ring");
+        self.move_to(copy_fd);
+    }
+
+    /// As QEMU does it: the log, the feature, and the addresses once more, with the flag.
+    fn log(&self, peer: &mut Peer, fd: &OwnedFd) {
+        let area = LogArea { size: PAGE as u64, offset: 0 };
+        assert_eq!(peer.ask(Request::SetLogBase(area, fd.as_fd())), 0);
+        assert_eq!(peer.ask(Request::SetFeatures(FEATURES | VHOST_F_LOG_ALL | self.format())), 0);
+        for index in 0..2 {
+            let ring = addresses(index);
+            let log = ring.used - Guest::USER + Guest::PHYSICAL;
+            assert_eq!(
+                peer.ask(Request::SetVringAddr(VringAddr { flags: VHOST_VRING_F_LOG, log, ..ring })),
+                0
+            );
+        }
+    }
+
+    /// The guest goes on in other memory, at the same addresses.
+    fn move_to(&mut self, fd: OwnedFd) {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        let base = self.mapping().base().as_ptr();
+        let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+        // SAFETY: the test's own mapping is replaced by one of the same length, of a file that is as long.
+        let replaced = unsafe { mmap(base.cast(), self.mapping().len(), rights, flags, &fd, 0) };
+        assert_eq!(replaced.unwrap(), base.cast());
+        self.fd = fd;
+    }
+}
+
+pub(crate) fn packet(number: u64) -> Vec<u8> {
+    let mut bytes = testing::pattern(number, LEN as usize);
+    bytes[..8].copy_from_slice(&number.to_ne_bytes());
+    bytes
+}
+
+/// The guest's memory in this file.
+fn table(fd: BorrowedFd<'_>, len: usize) -> Request<BorrowedFd<'_>> {
+    let region = MemoryRegion { guest: Guest::PHYSICAL, size: len as u64, user: Guest::USER, mmap_offset: 0 };
+    Request::SetMemTable(vec![(region, fd)])
+}
+
+/// The dirty pages of the guest's memory, which are clean from now on.
+fn take_dirty(log: &Mapping) -> Vec<usize> {
+    let byte = |at: usize| {
+        assert!(at < log.len());
+        // SAFETY: the byte is in the mapping, and whoever shares it changes it atomically.
+        unsafe { AtomicU8::from_ptr(log.base().as_ptr().add(at)) }.swap(0, Ordering::SeqCst)
+    };
+    let first = Guest::PHYSICAL as usize / PAGE;
+    let bits = (0..log.len()).flat_map(|at| {
+        let found = byte(at);
+        (0..8).filter(move |bit| found >> bit & 1 == 1).map(move |bit| at * 8 + bit)
+    });
+    bits.map(|page| page.checked_sub(first).expect("a page of the guest")).collect()
+}
+
+fn copy_pages(from: &Mapping, to: &Mapping, pages: &[usize]) {
+    let mut bytes = vec![0; PAGE];
+    for page in pages {
+        from.read_at(page * PAGE, &mut bytes);
+        to.write_at(page * PAGE, &bytes);
+    }
+}
+
+/// Pages in which two memories differ.
+fn differing(a: &Mapping, b: &Mapping) -> Vec<usize> {
+    let read = |mapping: &Mapping, page: usize| {
+        let mut bytes = vec![0; PAGE];
+        mapping.read_at(page * PAGE, &mut bytes);
+        bytes
+    };
+    (0..a.len() / PAGE).filter(|&page| read(a, page) != read(b, page)).collect()
+}

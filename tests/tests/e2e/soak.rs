@@ -1,0 +1,183 @@
+//! Two honest guests, one that migrates and a hostile one at the same worker, whose engine makes mistakes and whose process is killed
+//! now and then: the honest ones lose no packet but those that their rings had no room for and those that a kill costs.
+//!
+//! With `OFFCORE_FULL=1` for an hour.
+
+mod hostile;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use peers::{Need, Offcore, TempDir, exclusive, require};
+use rustix::process::Signal;
+
+use crate::migrating::Migrating;
+use crate::peer::{Ends, Peer};
+use crate::switch::{self, Copies, Report, full, latest};
+
+/// Frames that each honest guest sends in a second.
+const RATE: u64 = 20_000;
+/// The ports of the switch: two for honest guests, two between which one migrates, and one for the hostile one.
+const PORTS: [&str; 5] = ["a", "b", "c", "d", "e"];
+/// Honest guests' virtio-user ports, and the generators behind them.
+const GUESTS: [(usize, usize); 2] = [(0, 1), (2, 3)];
+/// What the engine does wrong: page faults, hardware errors, late and lost completions.
+const FAULTS: &str = "0:profile=vhost,lcore=1,fault=page:0.001+hw:0.0001+late:0.0001:200+lost:0.000001";
+/// What a switch may have more of at the end of its time, in KiB: allocators, and threads that had not all begun.
+const GROWTH: u64 = 8 << 10;
+
+struct Soak {
+    dir: TempDir,
+    /// How long a switch runs before it is killed.
+    time: Duration,
+    kills: usize,
+}
+
+impl Soak {
+    fn switch(&self) -> Offcore {
+        let ports = PORTS.map(|name| format!("vhost:{}", self.dir.file(name).display()));
+        let engine = ["--dsa-sim", FAULTS, "--dma", "txq0@dsa-sim0:wq0.0;rxq0@dsa-sim0:wq0.1"];
+        self.start("0", &ports, &[&["--port-topology", "loop"], &engine[..]].concat())
+    }
+
+    fn guests(&self) -> Offcore {
+        let virtio =
+            |name, more| format!("virtio-user:{},queue_size=1024{more}", self.dir.file(name).display());
+        let generator = |size| format!("gen:size={size},rate={RATE}");
+        let ports = [virtio("a", ""), generator(1000), virtio("b", ",packed"), generator(200)];
+        self.start("1", &ports, &[])
+    }
+
+    /// In an hour there would be too many reports.
+    fn start(&self, lcore: &str, ports: &[String], more: &[&str]) -> Offcore {
+        let mut args = switch::arguments_on(lcore, ports, Copies::Core, 1, more);
+        let interval = args.iter().position(|arg| arg == "--stats-interval").unwrap() + 1;
+        args[interval] = if full() { "5" } else { "0.2" }.to_owned();
+        Offcore::start(&args.iter().map(String::as_str).collect::<Vec<_>>()).unwrap()
+    }
+}
+
+/// Packets that the guests or the switch had no room for.
+fn dropped(switch: &Report, guests: &Report) -> u64 {
+    let at = |report: &Report, ports: [usize; 2]| ports.map(|port| report.full(port)).iter().sum::<u64>();
+    at(switch, [0, 1]) + at(guests, [0, 2])
+}
+
+fn lost(guests: &Report) -> u64 {
+    GUESTS.iter().map(|&(_, generator)| guests.generator(generator).lost).sum()
+}
+
+fn verified(guests: &Report) -> u64 {
+    GUESTS.iter().map(|&(_, generator)| guests.generator(generator).verified).sum()
+}
+
+/// The next report.
+fn next(offcore: &Offcore) -> Report {
+    let before = offcore.lines().len();
+    while offcore.lines().len() <= before {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    latest(offcore)
+}
+
+/// Memory in KiB and open files.
+fn held(offcore: &Offcore) -> (u64, usize) {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", offcore.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let memory = line.trim().trim_end_matches(" kB").parse().unwrap();
+    (memory, std::fs::read_dir(format!("/proc/{}/fd", offcore.id())).unwrap().count())
+}
+
+/// One guest after the other that migrates from port to port, until it is told to stop; counts how often one has.
+fn migrate(dir: &TempDir, stop: &AtomicBool, migrations: &AtomicU64) {
+    for packed in [false, true].into_iter().cycle() {
+        let mut guest = Migrating::new(packed, true);
+        for port in ["c", "d", "c"] {
+            let mut peer = Peer::negotiated(&dir.file(port));
+            guest.start(&mut peer);
+            guest.run(500);
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            guest.leave(&mut peer);
+            migrations.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// One switch's time, from when its guests' packets pass.
+fn round(soak: &Soak, relay: &mut Offcore, guests: &mut Offcore, seed: u64) {
+    let (stop, migrations, sessions) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    let hostile = soak.dir.file("e");
+    let before = std::thread::scope(|scope| {
+        let ends = Ends(&stop);
+        scope.spawn(|| hostile::misbehave(&hostile, seed, &stop, &sessions));
+        scope.spawn(|| migrate(&soak.dir, &stop, &migrations));
+        // The engine has been lost and found, and each allocator has what it keeps.
+        std::thread::sleep(soak.time / 4);
+        let (drops, held) = ((latest(relay), latest(guests)), held(relay));
+        let before = (dropped(&drops.0, &drops.1), lost(&next(guests)), held);
+        let end = Instant::now() + soak.time * 3 / 4;
+        while Instant::now() < end || migrations.load(Ordering::Relaxed) == 0 {
+            assert!(!relay.has_ended() && !guests.has_ended(), "{}\n{}", relay.tail(), guests.tail());
+            assert!(Instant::now() < end + Duration::from_secs(60), "no migration: {}", relay.tail());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        drop(ends);
+        before
+    });
+    // What was dropped has been noticed by who waits for it.
+    let after = lost(&next(guests));
+    let drops = dropped(&next(relay), &next(guests));
+    let (lost, dropped) = (after - before.1, drops - before.0);
+    assert!(lost <= dropped, "{lost} lost, {dropped} dropped: {} {}", latest(relay), latest(guests));
+    let (now, then) = (held(relay), before.2);
+    assert!(now.0 <= then.0 + GROWTH && now.1 <= then.1 + 32, "memory and files: {then:?}, then {now:?}");
+    let (migrations, sessions) = (migrations.into_inner(), sessions.into_inner());
+    assert!(sessions > 0);
+    eprintln!(
+        "{} packets verified, of the last {lost} lost and {dropped} dropped, {migrations} migrations, {sessions} hostile sessions",
+        verified(&latest(guests))
+    );
+}
+
+#[test]
+fn honest_guests_lose_nothing_beside_a_hostile_one() {
+    let Some(()) = require(&[Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let dir = TempDir::new().unwrap();
+    let (time, kills) = if full() { (300, 12) } else { (4, 2) };
+    let soak = Soak { dir, time: Duration::from_secs(time), kills };
+    let mut relay = soak.switch();
+    switch::wait_for_report(&mut relay);
+    let mut guests = soak.guests();
+    for kill in 0..soak.kills {
+        let more = verified(&latest_or_first(&mut guests)) + RATE / 10;
+        switch::wait_for(&mut guests, "packets through the switch", more, verified);
+        switch::wait_for_report(&mut relay);
+        round(&soak, &mut relay, &mut guests, kill as u64);
+        if kill + 1 < soak.kills {
+            relay.signal(Signal::KILL).unwrap();
+            assert_eq!(relay.wait().unwrap().status.code(), None, "killed");
+            relay = soak.switch();
+        }
+    }
+    let engine = latest(&relay);
+    let report = switch::stop(guests);
+    let finished = relay.stop().unwrap();
+    Report::last_of(&finished);
+    assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
+    for (port, generator) in GUESTS {
+        let found = report.generator(generator);
+        assert_eq!((found.wrong, found.verified), (0, found.received), "{report}");
+        assert!(report.packets(port, "rx") > 0);
+    }
+    engine.assert_copies(Copies::Simulator, 0);
+    assert!(!full() || verified(&report) > 100_000_000, "{report}");
+}
+
+/// The last report, or the first that comes.
+fn latest_or_first(offcore: &mut Offcore) -> Report {
+    switch::wait_for_report(offcore);
+    latest(offcore)
+}
