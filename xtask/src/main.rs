@@ -1,7 +1,8 @@
-//! What people run while developing Offcore: `cargo xtask setup|peers|test|ci|lint|counts|fuzz|kernels`.
+//! What people run while developing Offcore: `cargo xtask setup|peers|test|ci|lint|guards|counts|fuzz|kernels`.
 
 mod counts;
 mod executables;
+mod guards;
 mod kernels;
 mod lint;
 mod peers;
@@ -46,6 +47,12 @@ enum Task {
     Ci,
     /// Check the sources against the project's own rules
     Lint,
+    /// Take each guard against other parties out of a copy of the sources, and see its test fail
+    Guards {
+        /// Only those whose names contain this
+        #[arg(default_value = "")]
+        only: String,
+    },
     /// Count the instructions of the hot functions and compare them with counts.toml
     Counts {
         /// Write what was counted to counts.toml
@@ -95,6 +102,7 @@ fn run(task: &Task) -> Result<bool> {
             println!("{} findings", found.len());
             Ok(found.is_empty())
         }
+        Task::Guards { only } => suite::guards_alone(&project, only),
         Task::Counts { update: true } => counts::update(&project).map(|()| true),
         Task::Counts { update: false } => {
             let worse = counts::compare(&project)?;

@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::executables::Executable;
 use crate::project::{Project, in_ci};
 use crate::steps::{Outcome, Steps};
-use crate::{counts, kernels, lint, setup};
+use crate::{counts, guards, kernels, lint, setup};
 
 /// The directory of the end-to-end tests, which run after everything else.
 const PEER_TESTS: &str = "tests/";
@@ -47,7 +47,7 @@ pub(crate) fn run(project: &Project, suite: Suite) -> Result<bool> {
     if matches!(suite, Suite::Ci) {
         checks(project, &mut steps, features);
     }
-    tests(project, &mut steps, features, full);
+    tests(project, &mut steps, features, full)?;
     Ok(steps.finish(in_ci()))
 }
 
@@ -67,7 +67,7 @@ fn checks(project: &Project, steps: &mut Steps, features: &[&str]) {
     steps.check("kernels", || kernels::step(project));
 }
 
-fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) {
+fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) -> Result<()> {
     // A commit's property tests make the same cases everywhere; the full run looks for new ones.
     let mode = if full { ("OFFCORE_FULL", "1") } else { ("PROPTEST_RNG_SEED", "1") };
     let cargo = |args: &[&str]| -> Command {
@@ -118,6 +118,7 @@ fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) {
     }
     steps.programs("end to end", peers, 1);
     if full {
+        guards::run(project, steps, "")?;
         fuzz(project, steps, FUZZ_SECONDS);
     }
     steps.check("instruction counts", || {
@@ -126,6 +127,14 @@ fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) {
         }
         counts::compare(project).map(Outcome::of)
     });
+    Ok(())
+}
+
+/// Looks at the guards whose names contain `only` and nothing else; returns whether each is missed where it is not.
+pub(crate) fn guards_alone(project: &Project, only: &str) -> Result<bool> {
+    let mut steps = Steps::new();
+    guards::run(project, &mut steps, only)?;
+    Ok(steps.finish(in_ci()))
 }
 
 /// Runs each fuzz target for so long and nothing else; returns whether all passed.

@@ -1,0 +1,251 @@
+//! The guards, by the party that each of them holds off. docs/threats.md refers to them by name.
+
+use super::Guard;
+
+const VHOST: &str = "offcore-vhost";
+const RING: &str = "offcore-ring";
+const PORT: &str = "offcore-port";
+const FLOW: &str = "offcore-flow";
+
+/// All of them.
+#[rustfmt::skip]
+pub(super) const LIST: &[Guard] = &[
+    // ---- front ends: memory ----
+    Guard {
+        name: "memory of a port",
+        file: "crates/offcore-vhost/src/backend/memory.rs",
+        code: "if found > most {", without: "if found > most && most == 0 {",
+        package: VHOST, executable: "control", test: "no_more_is_mapped_than_a_port_may_have",
+    },
+    Guard {
+        name: "file systems",
+        file: "crates/offcore-vhost/src/backend/memory.rs",
+        code: "if !FILE_SYSTEMS.contains(&stat.f_type) {", without: "if FILE_SYSTEMS.is_empty() {",
+        package: VHOST, executable: "--lib", test: "withholdable_memory_is_refused",
+    },
+    Guard {
+        name: "memory that vanishes",
+        file: "crates/offcore-mem/src/sigbus.rs",
+        code: "address.wrapping_sub(*start) < *len", without: "address == 1 && *start < *len",
+        package: "offcore-mem", executable: "--lib", test: "truncated_file_reads_as_zeroes",
+    },
+    Guard {
+        name: "whole mappings",
+        file: "crates/offcore-mem/src/sigbus.rs",
+        code: "                start as *mut libc::c_void,\n                len,",
+        without: "                (address / 4096 * 4096) as *mut libc::c_void,\n                4096,",
+        package: "offcore-mem", executable: "--lib", test: "many_holes_are_one_mapping",
+    },
+    Guard {
+        name: "virtqueues of vanished memory",
+        file: "crates/offcore-vhost/src/vring.rs",
+        code: "if sigbus::vanished() != self.vanished {", without: "if sigbus::vanished() == usize::MAX {",
+        package: VHOST, executable: "hostile_guest", test: "vanish",
+    },
+    Guard {
+        name: "memory under copies",
+        file: "crates/offcore-vhost/src/vring.rs",
+        code: "        self.memory.set_in_flight(in_flight);\n", without: "",
+        package: VHOST, executable: "figures", test: "memory_outlives_unanswered_copies",
+    },
+    Guard {
+        name: "stops under copies",
+        file: "crates/offcore-vhost/src/vring.rs",
+        code: "if self.in_flight(mover) > 0 || self.lent > 0 {", without: "if self.in_flight(mover) == usize::MAX {",
+        package: VHOST, executable: "figures", test: "a_stop_waits_for_what_is_in_flight",
+    },
+    Guard {
+        name: "packets of the last front end",
+        file: "crates/offcore-vhost/src/dequeue.rs",
+        code: " || dequeued.packets > 0 && self.vring.is_changing() {", without: " {",
+        package: VHOST, executable: "figures", test: "packets_are_given_on_before_a_stop_is_answered",
+    },
+    // ---- front ends: messages ----
+    Guard {
+        name: "rate of messages",
+        file: "crates/offcore-vhost/src/backend/control.rs",
+        code: "self.due.max(now) + MESSAGE;", without: "self.due.max(now);",
+        package: VHOST, executable: "control", test: "flood_of_messages_is_slowed_down",
+    },
+    Guard {
+        name: "number of a virtqueue",
+        file: "crates/offcore-vhost/src/backend/session/rings.rs",
+        code: "usize::try_from(index).ok().and_then(|index|", without: "Some(index as u16 as usize).and_then(|index|",
+        package: VHOST, executable: "hostile_guest", test: "cve_2020_10723_index_of_32_bits",
+    },
+    Guard {
+        name: "descriptors of a message",
+        file: "crates/offcore-vhost/src/message/body.rs",
+        code: "if self.fds.len() != fds {", without: "if self.fds.len() < fds {",
+        package: VHOST, executable: "control", test: "wrong_fd_counts_are_refused",
+    },
+    Guard {
+        name: "eventfds only",
+        file: "crates/offcore-vhost/src/backend/ring.rs",
+        code: "if found != \"anon_inode:[eventfd]\" || non_blocking().is_err() {", without: "if non_blocking().is_err() {",
+        package: VHOST, executable: "control", test: "only_eventfds_are_accepted",
+    },
+    Guard {
+        name: "signals that do not wait",
+        file: "crates/offcore-vhost/src/eventfd.rs",
+        code: "signaller.as_ref().is_some_and(|signaller| signaller.signal(event).is_ok())",
+        without: "rustix::io::write(event, &1u64.to_ne_bytes()).is_ok()",
+        package: VHOST, executable: "--lib", test: "full_eventfd_is_not_waited_for",
+    },
+    Guard {
+        name: "length of the log",
+        file: "crates/offcore-vhost/src/backend/session/log.rs",
+        code: "if expected > log.end() {", without: "if expected > log.end() && expected == 0 {",
+        package: VHOST, executable: "control", test: "nothing_runs_that_is_not_logged",
+    },
+    Guard {
+        name: "marks after copies",
+        file: "crates/offcore-vhost/src/vring.rs",
+        code: "            logging.complete(packets);\n", without: "",
+        package: VHOST, executable: "control", test: "guest_migrates",
+    },
+    Guard {
+        name: "virtqueues in flight",
+        file: "crates/offcore-vhost/src/backend/session/inflight.rs",
+        code: "if !(1..=vrings).contains(&queues.into())", without: "if !(1..=256).contains(&queues)",
+        package: VHOST, executable: "control", test: "region_for_what_there_is_not_is_refused",
+    },
+    Guard {
+        name: "length in flight",
+        file: "crates/offcore-vhost/src/backend/session/inflight.rs",
+        code: "if area.size < len as u64 ||", without: "if",
+        package: VHOST, executable: "control", test: "region_that_makes_no_sense_is_refused",
+    },
+    Guard {
+        name: "notes of what is in flight",
+        file: "crates/offcore-ring/src/packed/device.rs",
+        code: "                inflight.keep(self.next.after(ahead, size).index(size), entry.word.0);\n", without: "                let _ = (inflight, entry, size);\n",
+        package: RING, executable: "--lib", test: "chains_in_flight_are_found_whenever_a_device_ends",
+    },
+    Guard {
+        name: "addresses after a stop",
+        file: "crates/offcore-vhost/src/backend/session/rings.rs",
+        code: "        ring.reset();\n        let base", without: "        let base",
+        package: VHOST, executable: "hostile_guest", test: "fix_1846fe767f_addresses_after_stop",
+    },
+    // ---- guests: descriptors ----
+    Guard {
+        name: "ranges of buffers",
+        file: "crates/offcore-mem/src/guest.rs",
+        code: "(u64::from(len) <= room).then_some(host)", without: "(u64::from(len) <= room.max(u64::MAX)).then_some(host)",
+        package: "offcore-mem", executable: "--lib", test: "whole_ranges_are_checked",
+    },
+    Guard {
+        name: "index of a split ring",
+        file: "crates/offcore-ring/src/split/device.rs",
+        code: "if found.wrapping_sub(self.avail_idx) > room {", without: "if found.wrapping_sub(self.avail_idx) > room && room > self.layout.size {",
+        package: VHOST, executable: "hostile_guest", test: "cve_2020_14378",
+    },
+    Guard {
+        name: "next of a descriptor",
+        file: "crates/offcore-ring/src/split/device.rs",
+        code: "if u32::from(desc.next) >= size {", without: "if u32::from(desc.next) >= size + 4096 {",
+        package: RING, executable: "--lib", test: "split::tests",
+    },
+    Guard {
+        name: "length of an indirect table",
+        file: "crates/offcore-ring/src/split/device.rs",
+        code: "            || !desc.len.is_multiple_of(16)\n", without: "",
+        package: VHOST, executable: "hostile_guest", test: "cve_2018_1059_indirect_tables",
+    },
+    Guard {
+        name: "shortest packet",
+        file: "crates/offcore-vhost/src/dequeue/gather.rs",
+        code: "if total < SHORTEST {", without: "if total < NET_HEADER {",
+        package: VHOST, executable: "hostile_guest", test: "cve_2022_2132",
+    },
+    Guard {
+        name: "range of a checksum",
+        file: "crates/offcore-wire/src/virtio_net.rs",
+        code: "        if self.needs_checksum() {\n            ChecksumRangeError", without: "        if self.needs_checksum() && frame_len == 0 {\n            ChecksumRangeError",
+        package: VHOST, executable: "hostile_guest", test: "cve_2024_11614_checksum_beyond_packet",
+    },
+    Guard {
+        name: "segments of 0 bytes",
+        file: "crates/offcore-wire/src/virtio_net.rs",
+        code: "if self.gso_size == 0 {", without: "if self.gso_size == 0 && frame_len == 0 {",
+        package: VHOST, executable: "hostile_guest", test: "fix_7023f3e532_segments_of_0_bytes",
+    },
+    // ---- guests: the worker's time ----
+    Guard {
+        name: "work of a round",
+        file: "crates/offcore-vhost/src/dequeue/backlog.rs",
+        code: "let mut left = WORK;", without: "let mut left = usize::MAX;",
+        package: VHOST, executable: "amplification", test: "segments_of_a_call_are_bounded",
+    },
+    Guard {
+        name: "segments of a packet",
+        file: "crates/offcore-port/src/offload_fallback.rs",
+        code: " || segmenter.segments().count() > SEGMENTS {", without: " || segmenter.segments().count() > SEGMENTS << 16 {",
+        package: PORT, executable: "offload_fallback", test: "a_packet_becomes_256_segments_at_most",
+    },
+    Guard {
+        name: "descriptors of a round",
+        file: "crates/offcore-vhost/src/room.rs",
+        code: "self.descriptors == 0 || self.bytes == 0", without: "self.descriptors > DESCRIPTORS",
+        package: VHOST, executable: "amplification", test: "descriptors_of_a_call_are_bounded",
+    },
+    Guard {
+        name: "chains without room",
+        file: "crates/offcore-vhost/src/room.rs",
+        code: "self.0.filter(|(room, _)| bytes > *room)", without: "self.0.filter(|(room, _)| bytes > *room && bytes == 0)",
+        package: VHOST, executable: "amplification", test: "chains_without_room_are_read_once",
+    },
+    Guard {
+        name: "no line from a worker",
+        file: "crates/offcore-vhost/src/vring.rs",
+        code: "        self.report.broken = Some(error);\n        self.cell.report_broken",
+        without: "        tracing::warn!(%error, \"broken\");\n        self.report.broken = Some(error);\n        self.cell.report_broken",
+        package: VHOST, executable: "limits", test: "workers_log_nothing",
+    },
+    // ---- stations ----
+    Guard {
+        name: "tag behind the tag",
+        file: "crates/offcore-flow/src/bridge/tag.rs",
+        code: "        return Err(TagError::Inner);\n", without: "",
+        package: FLOW, executable: "--lib", test: "vlans_do_not_mix",
+    },
+    Guard {
+        name: "addresses of a port",
+        file: "crates/offcore-flow/src/bridge/fdb.rs",
+        code: "if is_beyond && !self.take_beyond() {", without: "if is_beyond && !self.take_beyond() && self.own == 0 {",
+        package: FLOW, executable: "--lib", test: "no_port_takes_the_part_of_others",
+    },
+    Guard {
+        name: "addresses that are a port's",
+        file: "crates/offcore-flow/src/bridge.rs",
+        code: "if !stations.admit(port, owner) {", without: "if !stations.admit(port, owner) && port > 63 {",
+        package: FLOW, executable: "--lib", test: "nobody_claims_an_address_that_is_a_ports",
+    },
+    // ---- back ends, and who connects ----
+    Guard {
+        name: "user of a back end",
+        file: "crates/offcore-vhost/src/frontend.rs",
+        code: "match [0, own].contains(&found) ||", without: "match found != u32::MAX ||",
+        package: VHOST, executable: "control", test: "strangers_back_end_gets_nothing",
+    },
+    Guard {
+        name: "chains that a back end returns",
+        file: "crates/offcore-ring/src/split/driver.rs",
+        code: "if ready > self.in_flight() {", without: "if ready > self.layout.size {",
+        package: RING, executable: "--lib", test: "split::",
+    },
+    Guard {
+        name: "buffers of a packet",
+        file: "crates/offcore-port/src/virtio_user/rx.rs",
+        code: "if header.num_buffers == 0 || header.num_buffers > ring.driver.size() {", without: "if header.num_buffers == 0 {",
+        package: PORT, executable: "virtio_user", test: "impossible_headers_are_counted",
+    },
+    // ---- devices ----
+    Guard {
+        name: "bytes of a partial completion",
+        file: "crates/offcore-dsa/src/driver/channel/outcome.rs",
+        code: "if record.completed < size { record.completed } else { 0 }", without: "record.completed",
+        package: "offcore-dsa", executable: "hostile", test: "any_completion_is_accounted_for",
+    },
+];
