@@ -6,6 +6,8 @@
 //! test has to notice.)
 
 mod list;
+#[cfg(test)]
+mod tests;
 
 use std::fs;
 use std::path::{Path, PathBuf};
