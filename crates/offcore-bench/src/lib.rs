@@ -19,7 +19,7 @@ pub use guests::{guest, memory, workload};
 pub use method::{alternate, copier, lockstep, temperature};
 pub use plot::throughput as throughput_plot;
 pub use report::{progress, row, sample};
-pub use vhost::{core_cost, demo, end_to_end, flip, latency, work_sweep};
+pub use vhost::{core_cost, demo, end_to_end, flip, latency, neighbour, work_sweep};
 
 /// Packets in a burst.
 pub(crate) const BURST: usize = 32;

@@ -9,6 +9,7 @@ pub mod demo;
 pub mod end_to_end;
 pub mod flip;
 pub mod latency;
+pub mod neighbour;
 mod round_trips;
 pub mod work_sweep;
 

@@ -120,6 +120,13 @@ pub struct WorkerReport {
     pub sleeps: u64,
     /// How often something woke it that came, and not the end of the time.
     pub woken: u64,
+    /// Turns that ports' queues have waited because they had used more of the core than others.
+    pub waited: u64,
+    /// The longest turn so far, in microseconds; 0 while no round was long.
+    pub longest_us: f64,
+    /// How often, and for how many seconds, the worker slept in a turn: it waited for a page of somebody's memory.
+    pub stalls: u64,
+    pub stalled: f64,
 }
 
 /// What mode `auto` has decided on one worker for the copies of one size class.
@@ -396,6 +403,11 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
             let slept = value(block, "slept_ticks") as f64 / report.tsc_hz as f64;
             worker.asleep = (100.0 * slept / report.seconds.max(1e-9)).min(100.0);
             read!(block, worker = sleeps woken);
+        }
+        "turns" => {
+            let seconds = |counter| value(block, counter) as f64 / report.tsc_hz as f64;
+            (worker.longest_us, worker.stalled) = (seconds("longest_ticks") * 1e6, seconds("stalled_ticks"));
+            read!(block, worker = waited stalls);
         }
         "stages" => shares(worker, block),
         "mover" => {

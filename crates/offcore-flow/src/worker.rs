@@ -3,6 +3,7 @@
 pub mod idle;
 pub mod task;
 pub(crate) mod threads;
+pub mod turns;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +20,7 @@ use offcore_stats::{Stage, StageClock};
 
 use idle::Sleeper;
 use task::Task;
+use turns::{TURN_COUNTERS, Turns};
 
 /// Rounds between two updates of the channel counters on the statistics page.
 const PUBLISH_EVERY: u32 = 1024;
@@ -74,6 +76,7 @@ pub struct Worker {
     /// Its free packet buffers.
     pub cache: PoolCache,
     pub clock: StageClock,
+    pub turns: Turns,
     /// Where the mover's counters go.
     pub mover_stats: Block,
     /// Where each channel's counters go.
@@ -89,6 +92,7 @@ impl Worker {
             mover,
             cache,
             clock: StageClock::private(),
+            turns: Turns::new(Block::private(&TURN_COUNTERS)),
             mover_stats: Block::private(&MOVER_COUNTERS),
             channel_stats: Vec::new(),
         }
@@ -110,6 +114,7 @@ impl Worker {
                     self.publish_stats();
                 }
                 sleeper.sleep(&mut self.tasks);
+                self.turns.slept();
             }
             if until_publish == 0 {
                 until_publish = PUBLISH_EVERY;
@@ -125,9 +130,12 @@ impl Worker {
     pub fn round(&mut self) -> usize {
         self.clock.begin();
         self.mover.poll(&mut self.clock);
-        let Self { mover, cache, clock, burst, tasks, .. } = self;
+        let Self { mover, cache, clock, burst, tasks, turns, .. } = self;
         let mut ctx = Context { mover, cache, clock, burst: *burst };
-        let packets = tasks.iter_mut().map(|task| task.round(&mut ctx)).sum();
+        let packets = match tasks.len() > 1 && turns.begin() {
+            false => tasks.iter_mut().map(|task| task.round(&mut ctx)).sum(),
+            true => turns.round(tasks, |task| task.round(&mut ctx)),
+        };
         self.mover.end_round();
         self.clock.end(if packets > 0 { Stage::Header } else { Stage::Idle });
         packets

@@ -14,6 +14,7 @@ mod end_to_end;
 mod gpu;
 mod latency;
 mod model;
+mod neighbour;
 mod tcp;
 mod vhost;
 

@@ -102,7 +102,7 @@ pub(super) const LIST: &[Guard] = &[
         name: "marks after copies",
         file: "crates/offcore-vhost/src/vring.rs",
         code: "            logging.complete(packets);\n", without: "",
-        package: VHOST, executable: "control", test: "guest_migrates",
+        package: VHOST, executable: "control", test: "guest_migrates_with_copies_under_way",
     },
     Guard {
         name: "virtqueues in flight",

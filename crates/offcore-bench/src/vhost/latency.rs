@@ -14,7 +14,7 @@
 //! two cores there is no third for it, and the row's engine says so. All arrangements take turns, several times, each
 //! with new memory and threads.
 
-mod back_end;
+pub(in crate::vhost) mod back_end;
 mod front_end;
 
 use std::path::Path;
@@ -193,7 +193,7 @@ impl Gathered {
         socket: &Path,
     ) -> Result<()> {
         let most = arrangement.max_latency.map(tsc::ticks);
-        let mut back_end = BackEnd::start(socket, options.lcore, pool, arrangement.mode, most)?;
+        let mut back_end = BackEnd::start(&[socket.into()], options.lcore, pool, arrangement.mode, most)?;
         let mut front_end = Paced::connect(socket, frame, options.hugepages)?;
         front_end.closed(&mut back_end, SETTLE)?;
         let capacity = front_end.closed(&mut back_end, options.window)?;

@@ -3,6 +3,7 @@
 //! The front end copies the guest's memory as often as pages are said to be dirty, while the guest goes on, stops the virtqueues, copies
 //! what is left, and compares all of it. The guest then goes on where it was, at the same addresses.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -118,21 +119,19 @@ impl Migrating {
         }
     }
 
-    /// What only the guest writes, and what it may write in any case: a hypervisor knows it without the log.
-    fn own_pages(&self) -> Vec<usize> {
-        let part = |address: u64, len: usize| {
-            let at = (address - Guest::USER) as usize;
-            at / PAGE..(at + len).div_ceil(PAGE)
-        };
-        let mut pages: Vec<_> = (0..2)
-            .flat_map(|index| {
-                let ring = addresses(index);
-                let desc = if self.packed { 0 } else { SIZE as usize * 16 };
-                part(ring.desc, desc).chain(part(ring.avail, 6 + SIZE as usize * 2))
-            })
-            .collect();
-        pages.extend(part(Guest::USER + BUFFERS[1], (u64::from(SIZE) * BUFFER) as usize));
-        pages
+    /// What the guest writes, at any time: a hypervisor knows it without the log. A packed ring is written by both sides.
+    fn own_pages() -> Vec<usize> {
+        let rings = (0..2).flat_map(|index| {
+            let ring = addresses(index);
+            pages(ring.desc, SIZE as usize * 16).chain(pages(ring.avail, 6 + SIZE as usize * 2))
+        });
+        rings.chain(pages(Guest::USER + BUFFERS[1], (u64::from(SIZE) * BUFFER) as usize)).collect()
+    }
+
+    /// Where the back end returns buffers: pages that it must have marked.
+    fn ring_pages(&self) -> Vec<usize> {
+        let at = |ring: VringAddr| if self.packed { ring.desc } else { ring.used };
+        (0..1 + u32::from(self.sends)).map(|index| pages(at(addresses(index)), 1).start).collect()
     }
 
     /// Lets the back end behind `peer` have memory and virtqueues, where these go on.
@@ -164,16 +163,25 @@ impl Migrating {
         self.log(peer, &bitmap_fd);
         let all: Vec<_> = (0..len / PAGE).collect();
         copy_pages(self.mapping(), &copy, &all);
+        let mut marked = HashSet::new();
         for _ in 0..200 {
             let dirty = take_dirty(&bitmap);
             copy_pages(self.mapping(), &copy, &dirty);
+            marked.extend(dirty);
             self.run(20);
         }
+        let rings = self.ring_pages();
+        assert!(
+            rings.iter().all(|page| marked.contains(page)),
+            "{rings:x?} of {marked:x?}, packed: {}",
+            self.packed
+        );
         self.bases = [0, 1].map(|index| peer.base(index));
         let dirty = take_dirty(&bitmap);
         copy_pages(self.mapping(), &copy, &dirty);
-        copy_pages(self.mapping(), &copy, &self.own_pages());
-        assert!(differing(self.mapping(), &copy).is_empty(), "packed: {}", self.packed);
+        copy_pages(self.mapping(), &copy, &Self::own_pages());
+        let differing = differing(self.mapping(), &copy);
+        assert!(differing.is_empty(), "pages {differing:x?} differ, packed: {}", self.packed);
         assert!(take_dirty(&bitmap).is_empty(), "nothing is written to a stopped ring");
         self.move_to(copy_fd);
     }
@@ -209,6 +217,12 @@ pub(crate) fn packet(number: u64) -> Vec<u8> {
     let mut bytes = testing::pattern(number, LEN as usize);
     bytes[..8].copy_from_slice(&number.to_ne_bytes());
     bytes
+}
+
+/// Pages of a part of the guest's memory, at this front-end address.
+fn pages(address: u64, len: usize) -> std::ops::Range<usize> {
+    let at = (address - Guest::USER) as usize;
+    at / PAGE..(at + len).div_ceil(PAGE)
 }
 
 /// The guest's memory in this file.

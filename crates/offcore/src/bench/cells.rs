@@ -44,7 +44,7 @@ pub(crate) struct BenchArgs {
 /// Flags of `offcore bench vhost` and `offcore bench copy`.
 #[derive(Args, Debug)]
 pub(crate) struct CellArgs {
-    /// Frame lengths in bytes, FCS included [default: 64,128,256,512,1024,1280,1518; flip: 512,1518; latency: 64,512,1518]
+    /// Frame lengths in bytes, FCS included [default: 64,128,256,512,1024,1280,1518; flip: 512,1518; latency: 64,512,1518; neighbour: 64,1518]
     #[arg(long = "frame", value_name = "LIST", value_delimiter = ',', value_parser = within(FRAME))]
     pub frames: Vec<usize>,
 

@@ -11,6 +11,7 @@ use offcore_bench::end_to_end::{self, EndToEndOptions};
 use offcore_bench::flip;
 use offcore_bench::latency::{self, LatencyOptions};
 use offcore_bench::lockstep::OtherCore;
+use offcore_bench::neighbour::{self, NeighbourOptions};
 use offcore_bench::plot;
 use offcore_bench::progress::Progress;
 use offcore_bench::row::Row;
@@ -65,6 +66,9 @@ Examples:
 
   How long packets take at 50, 80 and 95 % of capacity, and with auto held to 20 us:
     offcore bench vhost --case latency --max-latency 20
+
+  What a guest keeps of the core beside one that does its worst:
+    offcore bench vhost --case neighbour --frame 64
 
 A core cost is what the core spends on a packet: an engine has a rate of its
 own. 'reaches' is what both reach together, 'bound' which of them is the limit.";
@@ -122,6 +126,8 @@ pub(crate) enum Case {
     EndToEnd,
     /// How long packets take between the two when they come at a pace of their own.
     Latency,
+    /// What an honest guest keeps of a worker beside one that has it work as much as it may.
+    Neighbour,
     /// TSC ticks that forwarding a packet from one guest to another takes the core.
     GuestToGuest,
     /// Packets a second from one front end to another through a back end, the core copying.
@@ -192,15 +198,15 @@ fn cases(args: &VhostArgs) -> Result<Vec<Case>, String> {
         (
             rings,
             "--ring packed",
-            &[Case::Latency, Case::SubmitReap][..],
-            "latency, whose rings are split, and submit-reap, which has none",
+            &[Case::Latency, Case::Neighbour, Case::SubmitReap][..],
+            "latency and neighbour, whose rings are split, and submit-reap, which has none",
         ),
         (!cells.frames.is_empty(), "--frame", &[Case::Imix], "imix, which has its own"),
         (
             !cells.modes.is_empty(),
             "--mode",
-            RATES.0,
-            "end-to-end and guest-to-guest-e2e, where the core copies",
+            &[Case::EndToEnd, Case::GuestToGuestEndToEnd, Case::Neighbour],
+            "end-to-end, guest-to-guest-e2e and neighbour, where the core copies",
         ),
     ] {
         if given && cases.iter().all(|case| unwanted.contains(case)) {
@@ -272,6 +278,13 @@ fn measure(
                 latency.modes.clone_from(&args.cells.modes);
             }
             latency::run(&latency, &progress, emit)
+        }
+        Case::Neighbour => {
+            let frames = or(&args.cells.frames, &neighbour::FRAMES);
+            let mut neighbour =
+                NeighbourOptions::new(&frames, args.cells.bench.quick, options.lcore, options.other_lcore);
+            neighbour.hugepages = options.hugepages;
+            neighbour::run(&neighbour, &progress, emit)
         }
     }
 }
@@ -375,6 +388,6 @@ mod tests {
 
     #[test]
     fn every_example_of_the_help_is_accepted() {
-        examples(EXAMPLES, 13).iter().for_each(|line| drop(parsed_line(line).unwrap()));
+        examples(EXAMPLES, 14).iter().for_each(|line| drop(parsed_line(line).unwrap()));
     }
 }

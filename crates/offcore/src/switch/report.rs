@@ -294,6 +294,16 @@ fn core_copies(worker: &WorkerReport) -> String {
     if worker.sleeps > 0 {
         let _ = write!(text, "; it slept {:.1} % of the time, in {} sleeps", worker.asleep, worker.sleeps);
     }
+    if worker.waited > 0 {
+        let _ = write!(
+            text,
+            "; {} turns waited for others, the longest took {:.0} us",
+            worker.waited, worker.longest_us
+        );
+    }
+    if worker.stalls > 0 {
+        let _ = write!(text, "; it waited {} times for memory, {:.3} s", worker.stalls, worker.stalled);
+    }
     text + "\n"
 }
 

@@ -1,7 +1,7 @@
-//! The back end whose latency is measured: a vhost port and a worker that forwards to where packets came from, on a core
-//! of its own. Its engine is stepped by somebody else.
+//! A back end that is measured: vhost ports and a worker that forwards to where packets came from, on a core of its own. Its
+//! engine is stepped by somebody else.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -12,6 +12,8 @@ use offcore_dma::{Binding, Device, Mode, Mover};
 use offcore_flow::Forward;
 use offcore_flow::forward::Addresses;
 use offcore_flow::forwarding::{Forwarding, Rules};
+use offcore_flow::task::Task;
+use offcore_flow::worker::turns::{TURN_COUNTERS, Turns};
 use offcore_flow::worker::{MOVER_COUNTERS, Worker};
 use offcore_mem::Pool;
 use offcore_port::vhost::VhostPort;
@@ -26,28 +28,28 @@ use crate::method::copier::CHANNEL;
 
 /// The statistics that are looked at.
 const STATS: &str = "mover";
+const TURNS: &str = "turns";
 
-/// A vhost port and its worker, which forwards until it is stopped.
+/// Vhost ports and their worker, which forwards until it is stopped.
 #[derive(Debug)]
-pub(super) struct BackEnd {
+pub(in crate::vhost) struct BackEnd {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<usize>>,
     stepper: Option<Stepper>,
     page: StatsPage,
     /// Dropped after the worker has ended, whose virtqueues it would wait for.
-    _port: VhostPort,
+    _ports: Vec<VhostPort>,
 }
 
 impl BackEnd {
-    /// Opens the port at `socket`, with its worker on lcore `core`.
-    pub(super) fn start(
-        socket: &Path,
+    /// Opens ports at `sockets`, with their worker on lcore `core`.
+    pub(in crate::vhost) fn start(
+        sockets: &[PathBuf],
         core: usize,
         pool: &'static Pool,
         mode: Mode,
         max_latency: Option<u64>,
     ) -> Result<Self> {
-        let mut port = VhostPort::open("vhost", PORT_MAC, BackendConfig::new(socket))?;
         let page = StatsPage::new(1 << 16)?;
         let mut mover = Mover::new();
         mover.set_max_latency(max_latency);
@@ -59,15 +61,23 @@ impl BackEnd {
             stepper = Some(steps);
         }
         let binding = Binding::new(mode, channels);
-        let rx = port.rx_queue(0, setup(&mut mover, &page, &binding))?;
-        let tx = port.tx_queue(0, setup(&mut mover, &page, &binding))?;
         let addresses = Addresses { source: PORT_MAC, destination: PEER_MAC };
+        let (mut ports, mut tasks) = (Vec::new(), Vec::<Box<dyn Task>>::new());
+        for (index, socket) in sockets.iter().enumerate() {
+            let mut port = VhostPort::open("vhost", PORT_MAC, BackendConfig::new(socket))?;
+            let name = format!("port{index}");
+            let rx = port.rx_queue(0, setup(&mut mover, &page, &binding, &name))?;
+            let tx = port.tx_queue(0, setup(&mut mover, &page, &binding, &name))?;
+            tasks.push(Box::new(Forwarding::new(rx, tx, Rules::new(Forward::Mac, addresses, 0))));
+            ports.push(port);
+        }
         let worker = Worker {
-            tasks: vec![Box::new(Forwarding::new(rx, tx, Rules::new(Forward::Mac, addresses, 0)))],
+            tasks,
             burst: BURST,
             mover,
             cache: pool.cache(),
             clock: StageClock::private(),
+            turns: Turns::new(page.block(TURNS, &TURN_COUNTERS)?),
             mover_stats: page.block(STATS, &MOVER_COUNTERS)?,
             channel_stats: Vec::new(),
         };
@@ -79,33 +89,44 @@ impl BackEnd {
             let _ = ready.send(lcore::pin(core));
             worker.run(None, &flag)
         })?;
-        let back_end = Self { stop, thread: Some(thread), stepper, page, _port: port };
+        let back_end = Self { stop, thread: Some(thread), stepper, page, _ports: ports };
         pinned.recv().context("the worker's thread has ended")??;
         Ok(back_end)
     }
 
     /// Lets the engine make some of its copies, if there is one.
     #[inline(always)]
-    pub(super) fn step(&mut self) {
+    pub(in crate::vhost) fn step(&mut self) {
         if let Some(stepper) = &mut self.stepper {
             stepper.step();
         }
     }
 
     /// Copies so far by the core and by the engine, as mode `auto` counts them; a worker tells every 1024 rounds.
-    pub(super) fn copies(&self) -> Result<[u64; 2]> {
-        let blocks = Reader::open(self.page.fd())?.read()?;
-        let block =
-            blocks.iter().find(|block| block.name == STATS).ok_or_else(|| anyhow!("no statistics"))?;
+    pub(in crate::vhost) fn copies(&self) -> Result<[u64; 2]> {
+        let counters = self.counters(STATS)?;
         let sum = |end: &str| {
             let of_class = |name: &str| name.starts_with("auto_") && name.ends_with(end);
-            block.counters.iter().filter(|(name, _)| of_class(name)).map(|(_, value)| value).sum()
+            counters.iter().filter(|(name, _)| of_class(name)).map(|(_, value)| value).sum()
         };
         Ok([sum("_by_core"), sum("_by_engine")])
     }
 
+    /// TSC ticks of the longest turn that was measured.
+    pub(in crate::vhost) fn longest_turn(&self) -> Result<u64> {
+        let counters = self.counters(TURNS)?;
+        let longest = counters.iter().find(|(name, _)| name == "longest_ticks");
+        longest.map(|(_, ticks)| *ticks).context("no longest turn")
+    }
+
+    fn counters(&self, name: &str) -> Result<Vec<(String, u64)>> {
+        let blocks = Reader::open(self.page.fd())?.read()?;
+        let block = blocks.into_iter().find(|block| block.name == name).context("no statistics")?;
+        Ok(block.counters)
+    }
+
     /// Stops the worker; returns how many packets it could not finish.
-    pub(super) fn stop(&mut self) -> Result<usize> {
+    pub(in crate::vhost) fn stop(&mut self) -> Result<usize> {
         self.stop.store(true, Ordering::Relaxed);
         let Some(thread) = self.thread.take() else { return Ok(0) };
         while !thread.is_finished() {
@@ -116,8 +137,8 @@ impl BackEnd {
     }
 }
 
-fn setup<'a>(mover: &'a mut Mover, stats: &'a StatsPage, binding: &Binding) -> QueueSetup<'a> {
-    QueueSetup { mover, stats, binding: binding.clone(), port: "port0" }
+fn setup<'a>(mover: &'a mut Mover, stats: &'a StatsPage, binding: &Binding, port: &'a str) -> QueueSetup<'a> {
+    QueueSetup { mover, stats, binding: binding.clone(), port }
 }
 
 impl Drop for BackEnd {

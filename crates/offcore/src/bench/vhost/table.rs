@@ -3,13 +3,13 @@
 use offcore_bench::memory::page_name;
 use offcore_bench::row::Row;
 
-use super::super::{end_to_end, latency as latency_table, verified};
+use super::super::{end_to_end, latency as latency_table, neighbour as neighbour_table, verified};
 use crate::output::table::{columns, digits, or_dash, times};
 
 pub(super) fn table(rows: &[Row]) -> String {
     let (far, near): (Vec<&Row>, Vec<&Row>) = rows
         .iter()
-        .filter(|row| !latency_table::is_latency(row))
+        .filter(|row| !latency_table::is_latency(row) && !neighbour_table::is_neighbour(row))
         .partition(|row| row.arrangement == "end-to-end");
     let costs = !near.is_empty();
     let cells = near.into_iter().map(|row| {
@@ -52,7 +52,7 @@ pub(super) fn table(rows: &[Row]) -> String {
             verified(row),
         ]
     });
-    let latencies = latency_table::table(rows);
+    let latencies = latency_table::table(rows) + &neighbour_table::table(rows);
     let far = end_to_end::table(&far, "at the far side", "front end");
     if !costs {
         return [far, peers(rows), latencies].concat();

@@ -1,0 +1,221 @@
+//! The `neighbour` case of `offcore bench vhost`: what an honest guest keeps of a worker beside one that has it work as much as it may.
+//!
+//! ```text
+//! lcore                                   other lcore
+//! two vhost ports, mac, back where it ──  one thread: the honest guest's closed loop, and
+//! came (Table 8's loop)                   in every other window the bad guest's steps
+//! ```
+//! Windows alternate, A B B A: alone, beside, beside, alone. What is kept is the honest guest's packets a second beside the bad one over
+//! those alone. Half is a fair part. The bad guest's steps take time of the honest one's core, which counts against us. Every packet
+//! is looked at, one in 64 byte by byte.
+
+mod bad_guest;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use offcore_dma::Mode;
+use offcore_mem::{Hugepages, Pool};
+use offcore_stats::tsc;
+
+use super::latency::back_end::BackEnd;
+use super::round_trips::{RoundTrips, WINDOW, Way};
+use crate::BURST;
+use crate::guests::guest::PORT_MAC;
+use crate::guests::workload::Ring;
+use crate::peer::tempdir::TempDir;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+pub use bad_guest::Attack;
+use bad_guest::BadGuest;
+
+/// Frame lengths when none are asked for.
+pub const FRAMES: [usize; 2] = [64, 1518];
+
+/// Packet buffers of the back end.
+const BUFFERS: usize = 16384;
+/// How long both go before it counts, and the back end is left to finish what it has before a window.
+const SETTLE: Duration = Duration::from_millis(50);
+/// What has not come back for so long is lost.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct NeighbourOptions {
+    /// Frame lengths of the honest guest, FCS included.
+    pub frames: Vec<usize>,
+    /// A B B A blocks of each attack.
+    pub blocks: usize,
+    /// Length of a window.
+    pub window: Duration,
+    pub hugepages: Hugepages,
+    /// The back end's core.
+    pub lcore: usize,
+    /// The guests' core.
+    pub other_lcore: Option<usize>,
+}
+
+impl NeighbourOptions {
+    /// Ten blocks of windows of 0.2 s; with `quick` two.
+    pub fn new(frames: &[usize], quick: bool, lcore: usize, other_lcore: Option<usize>) -> Self {
+        let (blocks, window) = (if quick { 2 } else { 10 }, Duration::from_millis(200));
+        Self { frames: frames.into(), blocks, window, hugepages: Hugepages::Auto, lcore, other_lcore }
+    }
+}
+
+/// Measures everything that `options` asks for; `emit` gets each row as it is ready.
+///
+/// # Errors
+/// When there are not two lcores, something cannot be set up, or a packet comes back changed or out of order.
+pub fn run(options: &NeighbourOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    let Some(other_lcore) = options.other_lcore.filter(|&other| other != options.lcore) else {
+        bail!("neighbour needs two lcores: one for the back end, one for the guests; see --lcores");
+    };
+    offcore_stats::lcore::pin(other_lcore)?;
+    let pool = Pool::new(BUFFERS, 2048, options.hugepages)?;
+    progress.begin(options.frames.len() * Attack::ALL.len() * options.blocks);
+    for &frame in &options.frames {
+        for attack in Attack::ALL {
+            progress.say(&format!("neighbour {frame} B, {}", attack.name()));
+            let cell = Cell::measure(options, frame, attack, pool, progress);
+            emit(cell.with_context(|| format!("{frame} B beside {}", attack.name()))?);
+        }
+    }
+    progress.end();
+    Ok(())
+}
+
+/// One honest guest beside one bad one.
+struct Cell {
+    honest: RoundTrips,
+    bad: BadGuest,
+}
+
+impl Cell {
+    fn measure(
+        options: &NeighbourOptions,
+        frame: usize,
+        attack: Attack,
+        pool: &'static Pool,
+        progress: &Progress,
+    ) -> Result<Row> {
+        let dir = TempDir::new()?;
+        let sockets = ["honest", "bad"].map(|name| dir.file(name));
+        let mut back_end = BackEnd::start(&sockets, options.lcore, pool, Mode::Cpu, None)?;
+        let way = Way::Rewritten(Some(PORT_MAC));
+        let honest = RoundTrips::connect(&sockets[..1], Ring::Split, frame, way, options.hugepages)?;
+        let mut cell = Self { honest, bad: BadGuest::connect(&sockets[1], attack)? };
+        cell.window(SETTLE, true)?;
+        let (mut alone, mut beside) = (Vec::new(), Vec::new());
+        for _ in 0..options.blocks {
+            for is_beside in [false, true, true, false] {
+                cell.window(SETTLE, is_beside)?;
+                let rate = cell.window(options.window, is_beside)?;
+                if is_beside { &mut beside } else { &mut alone }.push(rate);
+            }
+            progress.step();
+        }
+        let longest = back_end.longest_turn()?;
+        let row = cell.row(frame, attack, &alone, &beside, longest);
+        drop(cell);
+        match back_end.stop()? {
+            0 => Ok(row),
+            left => bail!("{left} packets were never finished"),
+        }
+    }
+
+    /// The honest guest's packets per TSC tick in a closed loop, alone or beside the bad one.
+    fn window(&mut self, length: Duration, beside: bool) -> Result<f64> {
+        let Self { honest, bad } = self;
+        if !beside {
+            bad.rest();
+        }
+        let (ticks, start) = (tsc::ticks(length), tsc::now());
+        let (mut last, mut received) = (start, 0);
+        while last - start < ticks {
+            if beside {
+                bad.step()?;
+            }
+            honest.send(WINDOW - honest.outstanding())?;
+            received += honest.receive()?;
+            last = tsc::now();
+        }
+        honest.gather_in(TIMEOUT, |packets| {
+            if beside {
+                bad.step()?;
+            }
+            packets.receive()
+        })?;
+        Ok(received as f64 / (last - start) as f64)
+    }
+
+    fn row(&self, frame: usize, attack: Attack, alone: &[f64], beside: &[f64], longest: u64) -> Row {
+        let sum = |rates: &[f64]| rates.iter().sum::<f64>();
+        let mpps = |rates: &[f64]| sum(rates) / rates.len().max(1) as f64 * tsc::hz() as f64 / 1e6;
+        let pairs = |rates: &[f64]| rates.chunks(2).map(sum).collect::<Vec<_>>();
+        let mut kept: Vec<f64> = pairs(beside).iter().zip(pairs(alone)).map(|(b, a)| b / a).collect();
+        kept.sort_by(f64::total_cmp);
+        // The first window alone of each block over the last: what nothing does.
+        let mut same: Vec<f64> = alone.chunks_exact(2).map(|pair| (pair[0] / pair[1] - 1.0).abs()).collect();
+        same.sort_by(f64::total_cmp);
+        let (seen, middle) = (self.honest.seen(), kept.len() / 2);
+        let mut row = Row {
+            bench: "vhost",
+            case: "neighbour".into(),
+            arrangement: "end-to-end",
+            frame,
+            mode: Mode::Cpu.to_string(),
+            engine: "cpu".into(),
+            ring: "split",
+            burst: BURST,
+            temperature: "remote".into(),
+            attack: Some(attack.name()),
+            metric: "kept",
+            unit: "ratio",
+            runs: kept.len(),
+            min: kept.first().copied().unwrap_or(0.0),
+            median: kept.get(middle).copied().unwrap_or(0.0),
+            max: kept.last().copied().unwrap_or(0.0),
+            beside_over_alone: Some(sum(beside) / sum(alone)),
+            noise_floor: same.get(same.len() / 2).copied(),
+            capacity_mpps: Some(mpps(alone)),
+            longest_turn_us: Some(tsc::to_ns(longest) / 1e3),
+            tsc_hz: tsc::hz(),
+            received: seen.received,
+            verified: seen.verified,
+            lost: self.honest.lost(),
+            ..Row::default()
+        };
+        row.set_mpps(mpps(beside));
+        row
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_attack_is_survived_and_counted() {
+        let lcores = offcore_stats::lcore::available().unwrap();
+        let options = NeighbourOptions {
+            blocks: 1,
+            window: Duration::from_millis(20),
+            hugepages: Hugepages::None,
+            ..NeighbourOptions::new(&[64], true, lcores[0], lcores.get(1).copied())
+        };
+        let mut rows = Vec::new();
+        let result = run(&options, &Progress::hidden(), &mut |row| rows.push(row));
+        if options.other_lcore.is_none() {
+            assert!(result.unwrap_err().to_string().contains("two lcores"));
+            return;
+        }
+        result.unwrap();
+        assert_eq!(rows.iter().filter_map(|row| row.attack).collect::<Vec<_>>(), Attack::NAMES);
+        for row in &rows {
+            assert!(row.received > 0 && row.verified > 0 && row.verified <= row.received, "{row:?}");
+            assert!(row.mpps > 0.0 && row.capacity_mpps > Some(0.0) && row.median > 0.0, "{row:?}");
+            assert_eq!(row.lost, 0, "{row:?}");
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! A guest that has the back end work as much as it may.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use offcore_mem::{GuestMemory, GuestRegion, Hugepages, Mapping};
+use offcore_ring::device::Direction;
+use offcore_ring::driver::Queue;
+use offcore_stats::named;
+use offcore_vhost::features::{
+    NET_HEADER, VIRTIO_NET_F_CSUM, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_MRG_RXBUF,
+};
+use offcore_vhost::{FrontEnd, FrontEndConfig, MemoryFd};
+use offcore_wire::UdpFlow;
+use offcore_wire::template::UdpTemplate;
+use offcore_wire::virtio_net::{NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4};
+use rustix::fs::FallocateFlags;
+
+use crate::guests::guest::{GUEST_MAC, PORT_MAC};
+
+named! {
+    /// What a bad guest does.
+    pub enum Attack {
+        /// Packets of 64 KiB to be cut into 255 segments each, for a receiver that takes no such packets: itself.
+        Segments = "segments",
+        /// Chains of 64 descriptors of 2 bytes to receive in.
+        Chains = "chains",
+        /// Packets of 60,000 bytes.
+        Large = "large",
+        /// The same, of memory in which holes are punched every millisecond.
+        Holes = "holes",
+    }
+}
+
+/// Buffers of each direction, and bytes from one to the next.
+const BUFFERS: u32 = 64;
+const STRIDE: usize = 128 << 10;
+/// Descriptors of a virtqueue: as many as 64 chains of 64 take.
+const RING: u16 = 4096;
+const CHAIN: usize = 64;
+const LARGE: usize = 60_000;
+/// From one hole to the next.
+const PAUSE: Duration = Duration::from_millis(1);
+/// TCP's header ends here: Ethernet, IPv4 and TCP without options.
+const TCP_END: usize = 54;
+
+/// A connected guest that does its worst when it is stepped.
+#[derive(Debug)]
+pub(super) struct BadGuest {
+    attack: Attack,
+    memory: Arc<GuestMemory>,
+    rx: Queue<u32>,
+    tx: Queue<u32>,
+    /// Bytes of each packet that it sends, header included.
+    len: u32,
+    puncher: Option<Puncher>,
+    _front_end: FrontEnd,
+}
+
+impl BadGuest {
+    /// Connects to the back end at `socket` and starts; nothing is sent yet.
+    pub(super) fn connect(socket: &Path, attack: Attack) -> Result<Self> {
+        let len = 2 * BUFFERS as usize * STRIDE;
+        let (mapping, fd) = Mapping::memfd("bench-bad-guest", len, Hugepages::None)?;
+        let base = mapping.base().as_ptr() as u64;
+        let region = GuestRegion::new(base, base, len as u64, mapping, 0)?;
+        let memory = Arc::new(GuestMemory::new(vec![region])?);
+        let features = match attack {
+            Attack::Segments => VIRTIO_NET_F_CSUM | VIRTIO_NET_F_HOST_TSO4,
+            Attack::Chains => 0,
+            Attack::Large | Attack::Holes => VIRTIO_NET_F_MRG_RXBUF,
+        };
+        let config = FrontEndConfig { queue_size: RING, features, ..FrontEndConfig::new(socket) };
+        let shared = MemoryFd::new(memory.regions()[0].mapping(), fd.as_fd());
+        let mut front_end = FrontEnd::connect(&config, &[shared]).context("connecting the bad guest")?;
+        let queue = |index: usize| -> Result<Queue<u32>> {
+            let queue = front_end.queues().get(index).context("expected two virtqueues")?;
+            let mut queue = Queue::new(queue.layout(), false);
+            queue.set_notification(false);
+            Ok(queue)
+        };
+        let (rx, tx) = (queue(0)?, queue(1)?);
+        front_end.start().context("starting the bad guest's virtqueues")?;
+        let puncher = (attack == Attack::Holes).then(|| Puncher::start(fd)).transpose()?;
+        let mut guest = Self { attack, memory, rx, tx, len: 0, puncher, _front_end: front_end };
+        guest.prepare()?;
+        Ok(guest)
+    }
+
+    fn address(buffer: u32) -> usize {
+        buffer as usize * STRIDE
+    }
+
+    fn mapping(&self) -> &Mapping {
+        self.memory.regions()[0].mapping()
+    }
+
+    /// Fills the buffers of packets, and makes those to receive in available.
+    fn prepare(&mut self) -> Result<()> {
+        let packet = packet(self.attack)?;
+        self.len = packet.len() as u32;
+        for buffer in 0..BUFFERS {
+            self.mapping().write_at(Self::address(buffer), &packet);
+        }
+        (BUFFERS..2 * BUFFERS).for_each(|buffer| self.post(buffer));
+        self.rx.publish();
+        Ok(())
+    }
+
+    /// Makes a buffer to receive in available.
+    fn post(&mut self, buffer: u32) {
+        let at = self.mapping().base().as_ptr() as u64 + Self::address(buffer) as u64;
+        // There is room for all of them.
+        let _ = match self.attack {
+            Attack::Chains => {
+                let chain: [(u64, u32); CHAIN] = std::array::from_fn(|i| (at + i as u64 * 64, 2));
+                self.rx.add_chain(&chain, Direction::Writable, buffer)
+            }
+            Attack::Segments => self.rx.add(at, 2048, Direction::Writable, buffer),
+            Attack::Large | Attack::Holes => self.rx.add(at, STRIDE as u32, Direction::Writable, buffer),
+        };
+    }
+
+    /// Keeps the back end supplied.
+    pub(super) fn step(&mut self) -> Result<()> {
+        if let Some(puncher) = &self.puncher {
+            puncher.active.store(true, Ordering::Relaxed);
+        }
+        while self.rx.used()? > 0 {
+            let Some(used) = self.rx.pop()? else { break };
+            self.post(used.token);
+        }
+        self.rx.publish();
+        self.tx.used()?;
+        while self.tx.pop()?.is_some() {}
+        let base = self.mapping().base().as_ptr() as u64;
+        for buffer in self.tx.in_flight().into()..BUFFERS {
+            let _ = self.tx.add(base + Self::address(buffer) as u64, self.len, Direction::Readable, buffer);
+        }
+        self.tx.publish();
+        Ok(())
+    }
+
+    /// Leaves the back end alone until the next step.
+    pub(super) fn rest(&self) {
+        if let Some(puncher) = &self.puncher {
+            puncher.active.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What is sent: virtio-net header and frame.
+fn packet(attack: Attack) -> Result<Vec<u8>> {
+    let frame_len = match attack {
+        Attack::Chains => 60,
+        Attack::Segments => TCP_END + 255 * 254,
+        Attack::Large | Attack::Holes => LARGE,
+    };
+    let mut packet = vec![0; NET_HEADER + frame_len];
+    if attack == Attack::Segments {
+        let header = NetHeader {
+            flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
+            gso_type: VIRTIO_NET_HDR_GSO_TCPV4,
+            hdr_len: TCP_END as u16,
+            gso_size: 254,
+            csum_start: 34,
+            csum_offset: 16,
+            num_buffers: 0,
+        };
+        packet[..NET_HEADER].copy_from_slice(&header.to_bytes());
+    }
+    // The headers of a short UDP packet; TCP's say so in their place.
+    let frame = &mut packet[NET_HEADER..];
+    UdpTemplate::new(&UdpFlow::txonly(GUEST_MAC, PORT_MAC), 60)?.write(&mut frame[..60])?;
+    if attack == Attack::Segments {
+        let total = ((frame_len - 14) as u16).to_be_bytes();
+        (frame[16], frame[17], frame[23]) = (total[0], total[1], 6);
+        frame[34..TCP_END].fill(0);
+        (frame[46], frame[47]) = (5 << 4, 0x10);
+    }
+    Ok(packet)
+}
+
+/// A thread that punches holes into a file.
+#[derive(Debug)]
+struct Puncher {
+    active: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Puncher {
+    fn start(fd: OwnedFd) -> Result<Self> {
+        let (active, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let flags = [Arc::clone(&active), Arc::clone(&stop)];
+        let punch = move || {
+            let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let len = (2 * BUFFERS as usize * STRIDE) as u64;
+            while !flags[1].load(Ordering::Relaxed) {
+                if flags[0].load(Ordering::Relaxed) {
+                    let _ = rustix::fs::fallocate(&fd, holes, 0, len);
+                }
+                // It is on the core of the honest guest, who needs some of that.
+                std::thread::sleep(PAUSE);
+            }
+        };
+        let thread = std::thread::Builder::new().name("bench-puncher".into()).spawn(punch)?;
+        Ok(Self { active, stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Puncher {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
