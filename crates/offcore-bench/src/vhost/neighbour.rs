@@ -7,13 +7,13 @@
 //! ```
 //! Windows alternate, A B B A: alone, beside, beside, alone. What is kept is the honest guest's packets a second beside the bad one over
 //! those alone. Half is a fair part. The bad guest's steps take time of the honest one's core, which counts against us. Every packet
-//! is looked at, one in 64 byte by byte.
+//! of the honest guest is looked at, one in 64 byte by byte; of the bad one it is seen that some come back.
 
 mod bad_guest;
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use offcore_dma::Mode;
 use offcore_mem::{Hugepages, Pool};
 use offcore_stats::tsc;
@@ -115,6 +115,10 @@ impl Cell {
             }
             progress.step();
         }
+        ensure!(
+            cell.bad.received() > 0,
+            "none of the bad guest's packets came back: it has had nothing done"
+        );
         let longest = back_end.longest_turn()?;
         let row = cell.row(frame, attack, &alone, &beside, longest);
         drop(cell);

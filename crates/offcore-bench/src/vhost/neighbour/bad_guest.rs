@@ -58,6 +58,8 @@ pub(super) struct BadGuest {
     tx: Queue<u32>,
     /// Bytes of each packet that it sends, header included.
     len: u32,
+    /// Packets that came back to it.
+    received: u64,
     puncher: Option<Puncher>,
     _front_end: FrontEnd,
 }
@@ -87,7 +89,7 @@ impl BadGuest {
         let (rx, tx) = (queue(0)?, queue(1)?);
         front_end.start().context("starting the bad guest's virtqueues")?;
         let puncher = (attack == Attack::Holes).then(|| Puncher::start(fd)).transpose()?;
-        let mut guest = Self { attack, memory, rx, tx, len: 0, puncher, _front_end: front_end };
+        let mut guest = Self { attack, memory, rx, tx, len: 0, received: 0, puncher, _front_end: front_end };
         guest.prepare()?;
         Ok(guest)
     }
@@ -133,6 +135,7 @@ impl BadGuest {
         }
         while self.rx.used()? > 0 {
             let Some(used) = self.rx.pop()? else { break };
+            self.received += 1;
             self.post(used.token);
         }
         self.rx.publish();
@@ -144,6 +147,11 @@ impl BadGuest {
         }
         self.tx.publish();
         Ok(())
+    }
+
+    /// Packets that came back to it: the back end has done what it was to do.
+    pub(super) fn received(&self) -> u64 {
+        self.received
     }
 
     /// Leaves the back end alone until the next step.
