@@ -29,6 +29,7 @@ use offcore_stats::{Stage, named, tsc};
 use offcore_wire::MacAddr;
 
 use crate::worker::task::{Task, WakeSource, work};
+use crate::worker::turns::Turns;
 use fdb::{Fdb, Learned, MAX_PORTS, Station};
 use limit::FloodLimit;
 use stations::{StationRule, Stations};
@@ -157,23 +158,30 @@ struct Decisions {
 
 impl Task for Bridge {
     fn round(&mut self, ctx: &mut Context<'_>) -> usize {
-        let mut packets = 0;
-        for index in 0..self.inputs.len() {
-            let mut burst = Burst::new();
-            self.inputs[index].rx.rx(ctx, &mut burst);
-            if burst.is_empty() {
-                // What a poll that found nothing took belongs to no stage of a packet's way.
-                ctx.clock.lap(Stage::Idle);
-                continue;
-            }
-            packets += burst.len();
-            work(self.work, burst.len(), ctx);
-            self.forward(index, ctx, burst);
-        }
+        let packets = (0..self.inputs.len()).map(|input| self.receive(input, ctx)).sum();
         for output in self.outputs.iter_mut().flatten() {
             output.send(ctx);
         }
         packets
+    }
+
+    /// A port's turn is that of its RX queues. What they bring is sent on in it, so that it is that port's time, and no other one has to
+    /// wait: a port that much is sent to does not do more than others.
+    fn round_in_turns(&mut self, ctx: &mut Context<'_>, turns: &mut Turns) -> usize {
+        let mut packets = 0;
+        for input in 0..self.inputs.len() {
+            let port = self.inputs[input].port;
+            packets += turns.turn(Some(port), ctx, |turns, ctx| {
+                let received = self.receive(input, ctx);
+                self.send_in_turn(port, ctx, turns);
+                received
+            });
+        }
+        packets
+    }
+
+    fn shares(&self) -> bool {
+        true
     }
 
     fn drain(&mut self, ctx: &mut Context<'_>) -> usize {
@@ -215,6 +223,33 @@ impl Bridge {
         Self { shared, inputs, outputs, counters, duplicator: Duplicator::default(), work }
     }
 
+    /// Takes a burst from an RX queue and decides where its packets go; how many they are.
+    #[inline(always)]
+    fn receive(&mut self, input: usize, ctx: &mut Context<'_>) -> usize {
+        let mut burst = Burst::new();
+        self.inputs[input].rx.rx(ctx, &mut burst);
+        let packets = burst.len();
+        if packets == 0 {
+            // What a poll that found nothing took belongs to no stage of a packet's way.
+            ctx.clock.lap(Stage::Idle);
+            return 0;
+        }
+        work(self.work, packets, ctx);
+        self.forward(input, ctx, burst);
+        packets
+    }
+
+    /// Sends what there is, in the turn of `port`, whose own queues follow their other side. A port that rests gets nothing.
+    fn send_in_turn(&mut self, port: usize, ctx: &mut Context<'_>, turns: &mut Turns) {
+        for (to, outputs) in self.outputs.iter_mut().enumerate() {
+            for output in outputs.iter_mut().filter(|output| to == port || !output.burst.is_empty()) {
+                if !turns.visit(to, || output.send(ctx)) {
+                    output.tx.counters().drop_all(DropReason::Full, &mut output.burst, ctx.cache);
+                }
+            }
+        }
+    }
+
     /// Puts the packets of one burst into those of the ports that they go to.
     fn forward(&mut self, input: usize, ctx: &mut Context<'_>, burst: Burst) {
         let Input { port, turn, .. } = self.inputs[input];
@@ -243,7 +278,7 @@ impl Bridge {
             Decisions { targets: [0; BURST], vlans: [(0, None); BURST], union: 0, floods: 0, malformed: 0 };
         let now = self.shared.fdb.now();
         for (index, packet) in burst.iter().enumerate() {
-            match self.decide_one(port, packet.bytes(), now) {
+            match self.decide_one(port, packet, now) {
                 Ok(Decision { targets, flood, vlan, tag }) => {
                     decisions.targets[index] = targets;
                     decisions.vlans[index] = (vlan, tag);
@@ -257,9 +292,10 @@ impl Bridge {
     }
 
     #[inline]
-    fn decide_one(&self, port: usize, frame: &[u8], now: u64) -> Result<Decision, Malformed> {
+    fn decide_one(&self, port: usize, packet: &Packet, now: u64) -> Result<Decision, Malformed> {
         let Shared { fdb, vlans, stations, learns, .. } = &*self.shared;
-        let tag = tag::vlan_of(frame).map_err(|_| Malformed)?;
+        let tag = tag::vlan_of(packet).map_err(|_| Malformed)?;
+        let frame = packet.bytes();
         let (Some(&[a, b, c, d, e, f]), Some(&source)) = (frame.first_chunk(), frame[6..].first_chunk())
         else {
             return Err(Malformed);

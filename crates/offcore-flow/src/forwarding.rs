@@ -9,6 +9,7 @@ use offcore_port::{Context, DropReason, RxQueue, TxQueue};
 use offcore_stats::Stage;
 
 use crate::worker::task::{Task, WakeSource, work};
+use crate::worker::turns::Turns;
 use forward::{Addresses, Forward, Rewrite, Source};
 
 /// Packets from one RX queue to one TX queue, through packet buffers.
@@ -34,6 +35,11 @@ impl Forwarding {
 impl Task for Forwarding {
     fn round(&mut self, ctx: &mut Context<'_>) -> usize {
         self.rules.round(&mut *self.rx, &mut *self.tx, true, ctx)
+    }
+
+    fn round_in_turns(&mut self, ctx: &mut Context<'_>, turns: &mut Turns) -> usize {
+        let Self { rx, tx, rules } = self;
+        rules.turn(ctx, turns, |rules, ctx| rules.round(&mut **rx, &mut **tx, true, ctx))
     }
 
     fn drain(&mut self, ctx: &mut Context<'_>) -> usize {
@@ -70,6 +76,10 @@ pub struct Rules {
     source: Option<Source>,
     /// Application work per packet, in TSC ticks.
     pub work: u64,
+    /// Whose turns these are.
+    port: Option<usize>,
+    /// Whether none of the last packets could be sent.
+    stuck: bool,
 }
 
 impl Rules {
@@ -85,13 +95,36 @@ impl Rules {
 
     /// What is received is rewritten so and sent.
     pub(crate) fn sending(rewrite: Rewrite, work: u64) -> Self {
-        Self { received: Received::Sent, rewrite, source: None, work }
+        Self { received: Received::Sent, rewrite, source: None, work, port: None, stuck: false }
+    }
+
+    /// For what comes from the worker's port of this number, whose queues have turns together.
+    #[must_use]
+    pub fn of_port(self, port: usize) -> Self {
+        Self { port: Some(port), ..self }
     }
 
     /// With packets of `source`, if there is one, beside what is received.
     #[must_use]
     pub fn with_source(self, source: Option<Source>) -> Self {
         Self { source, ..self }
+    }
+
+    /// Makes a round in a turn. If none of its packets could be sent, nobody shall wait for the next ones.
+    fn turn(
+        &mut self,
+        ctx: &mut Context<'_>,
+        turns: &mut Turns,
+        round: impl FnOnce(&mut Self, &mut Context<'_>) -> usize,
+    ) -> usize {
+        self.stuck = false;
+        turns.turn(self.port, ctx, |turns, ctx| {
+            let packets = round(self, ctx);
+            if self.stuck {
+                turns.is_stuck();
+            }
+            packets
+        })
     }
 
     /// Takes a burst from `rx`, or only what was on its way already unless `take`, and sends it to `tx`.
@@ -133,6 +166,7 @@ impl Rules {
         ctx.clock.lap(Stage::Header);
         tx.tx(ctx, &mut burst);
         if !burst.is_empty() {
+            self.stuck = burst.len() == sent;
             self.left_over(rx, tx, ctx, &mut burst);
         }
         received.max(sent)

@@ -269,7 +269,7 @@ impl Assembly<'_> {
     ) -> Result<(), SwitchError> {
         let addresses = addresses(eth_peers, tx_port, &*self.ports[tx_port]);
         let source = Source::of(mode, &addresses).or_else(|error| Field::Frame.refuse(error))?;
-        let rules = Rules::new(mode, addresses, self.work()).with_source(source);
+        let rules = Rules::new(mode, addresses, self.work()).with_source(source).of_port(rx_port);
         let rx = self.open_rx(worker, rx_port, queue)?;
         let tx = self.open_tx(worker, tx_port, queue)?;
         let forwards = matches!(mode, Forward::Io | Forward::Mac | Forward::Macswap);
@@ -286,16 +286,17 @@ impl Assembly<'_> {
         Ok(())
     }
 
-    /// Gives a worker two queues to forward between; packets get the `addresses` given.
+    /// Gives a worker two queues to forward between, for packets that come from `port`; they get the `addresses` given.
     fn forward(
         &mut self,
         worker: usize,
+        port: usize,
         rx: Box<dyn RxQueue>,
         tx: Box<dyn TxQueue>,
         addresses: Option<Addresses>,
     ) {
         let rewrite = addresses.map_or(Rewrite::None, Rewrite::Mac);
-        let rules = Rules::sending(rewrite, self.work());
+        let rules = Rules::sending(rewrite, self.work()).of_port(port);
         self.workers[worker].0.tasks.push(Box::new(Forwarding::new(rx, tx, rules)));
     }
 

@@ -132,9 +132,13 @@ impl Worker {
         self.mover.poll(&mut self.clock);
         let Self { mover, cache, clock, burst, tasks, turns, .. } = self;
         let mut ctx = Context { mover, cache, clock, burst: *burst };
-        let packets = match tasks.len() > 1 && turns.begin() {
+        // Who is alone has the core.
+        let shared = tasks.len() > 1 || tasks.first().is_some_and(|task| task.shares());
+        let packets = match shared && turns.begin() {
             false => tasks.iter_mut().map(|task| task.round(&mut ctx)).sum(),
-            true => turns.round(tasks, |task| task.round(&mut ctx)),
+            true => {
+                turns.round(|turns| tasks.iter_mut().map(|task| task.round_in_turns(&mut ctx, turns)).sum())
+            }
         };
         self.mover.end_round();
         self.clock.end(if packets > 0 { Stage::Header } else { Stage::Idle });

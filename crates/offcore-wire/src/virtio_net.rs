@@ -6,6 +6,7 @@
 
 use crate::{
     checksum::ChecksumRangeError,
+    ethernet,
     field::{bytes, put},
 };
 
@@ -137,6 +138,10 @@ impl NetHeader {
         if self.needs_checksum() {
             ChecksumRangeError::check(self.csum_start, self.csum_offset, frame_len)
                 .map_err(NetHeaderError::Checksum)?;
+            // By a checksum in the Ethernet header a packet would have another address or VLAN than it was let through with.
+            if usize::from(self.csum_start) < ethernet::HEADER_LEN {
+                return Err(NetHeaderError::ChecksumStart { csum_start: self.csum_start });
+            }
         }
         if self.is_gso() {
             return self.check_gso(frame_len);
@@ -202,6 +207,8 @@ impl Offloads {
 pub enum NetHeaderError {
     /// virtio-net header: {0}
     Checksum(ChecksumRangeError),
+    /// virtio-net header: checksum asked for at csum_start {csum_start}, inside of the Ethernet header, which is 14 bytes
+    ChecksumStart { csum_start: u16 },
     /// virtio-net header: gso_type {gso_type:#04x} with gso_size 0
     GsoSize { gso_type: u8 },
     /// virtio-net header: unknown gso_type {gso_type:#04x}, expected 0, 1, 3, 4 or 5, or 0x81 or 0x84 with ECN
@@ -271,6 +278,8 @@ mod tests {
         );
         assert!(csum(u16::MAX, u16::MAX).check(65_535).is_err());
         assert!(csum(0, 0).check(1).is_err());
+        assert_eq!(csum(13, 1).check(64), Err(NetHeaderError::ChecksumStart { csum_start: 13 }));
+        assert_eq!(csum(14, 0).check(64), Ok(()));
 
         let gso = NetHeader {
             gso_type: VIRTIO_NET_HDR_GSO_TCPV4,

@@ -211,6 +211,18 @@ pub(super) const LIST: &[Guard] = &[
         package: FLOW, executable: "--lib", test: "vlans_do_not_mix",
     },
     Guard {
+        name: "checksum in the header",
+        file: "crates/offcore-wire/src/virtio_net.rs",
+        code: "if usize::from(self.csum_start) < ethernet::HEADER_LEN {", without: "if self.csum_start == u16::MAX {",
+        package: "offcore-wire", executable: "--lib", test: "impossible_headers_are_named",
+    },
+    Guard {
+        name: "checksum in the tag",
+        file: "crates/offcore-flow/src/bridge/tag.rs",
+        code: "usize::from(asked.csum_start) < BEHIND_TAG)", without: "usize::from(asked.csum_start) == usize::MAX)",
+        package: FLOW, executable: "hostile_bridge", test: "any_frame_stays_in_its_vlan",
+    },
+    Guard {
         name: "addresses of a port",
         file: "crates/offcore-flow/src/bridge/fdb.rs",
         code: "if is_beyond && !self.take_beyond() {", without: "if is_beyond && !self.take_beyond() && self.own == 0 {",
@@ -240,6 +252,19 @@ pub(super) const LIST: &[Guard] = &[
         file: "crates/offcore-port/src/virtio_user/rx.rs",
         code: "if header.num_buffers == 0 || header.num_buffers > ring.driver.size() {", without: "if header.num_buffers == 0 {",
         package: PORT, executable: "virtio_user", test: "impossible_headers_are_counted",
+    },
+    // ---- workers ----
+    Guard {
+        name: "turns of ports",
+        file: "crates/offcore-flow/src/worker.rs",
+        code: "match shared && turns.begin() {", without: "match shared && turns.begin() && *burst > 64 {",
+        package: FLOW, executable: "--lib", test: "workers_give_turns",
+    },
+    Guard {
+        name: "rests of ports",
+        file: "crates/offcore-flow/src/worker/turns.rs",
+        code: "            self.rest = now.wrapping_add(slept).max(1);\n", without: "",
+        package: FLOW, executable: "--lib", test: "others_have_half_of_the_time_beside_memory_that_is_waited_for",
     },
     // ---- devices ----
     Guard {

@@ -6,6 +6,7 @@ use offcore_stats::Stage;
 
 use crate::forwarding::Rules;
 use crate::worker::task::{Task, WakeSource, work};
+use crate::worker::turns::Turns;
 
 /// Packets from one guest to another.
 #[derive(Debug)]
@@ -24,11 +25,8 @@ impl GuestPair {
     pub fn rules(&mut self) -> &mut Rules {
         &mut self.rules
     }
-}
 
-impl Task for GuestPair {
-    fn round(&mut self, ctx: &mut Context<'_>) -> usize {
-        let Self { guests, rules } = self;
+    fn forward(guests: &mut OneCopy, rules: &mut Rules, ctx: &mut Context<'_>) -> usize {
         let (packets, next) = rules.rewrite.heads(ctx, guests);
         work(rules.work, packets, ctx);
         let take = match next {
@@ -43,6 +41,17 @@ impl Task for GuestPair {
         };
         let (rx, tx) = guests.queues();
         packets + rules.round(rx, tx, take, ctx)
+    }
+}
+
+impl Task for GuestPair {
+    fn round(&mut self, ctx: &mut Context<'_>) -> usize {
+        Self::forward(&mut self.guests, &mut self.rules, ctx)
+    }
+
+    fn round_in_turns(&mut self, ctx: &mut Context<'_>, turns: &mut Turns) -> usize {
+        let Self { guests, rules } = self;
+        rules.turn(ctx, turns, |rules, ctx| Self::forward(guests, rules, ctx))
     }
 
     fn drain(&mut self, ctx: &mut Context<'_>) -> usize {

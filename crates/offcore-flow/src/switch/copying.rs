@@ -57,7 +57,7 @@ impl Assembly<'_> {
         let rx = self.copy_rx(copying, worker, rx_port, queue)?;
         let tx = self.open_tx(sender, tx_port, queue)?;
         if worker == sender {
-            self.forward(worker, Box::new(rx), tx, addresses);
+            self.forward(worker, rx_port, Box::new(rx), tx, addresses);
             return Ok(());
         }
         let name = format!("ring{rx_port}");
@@ -70,8 +70,8 @@ impl Assembly<'_> {
             name: &name,
             index: queue,
         })?;
-        self.forward(worker, Box::new(rx), Box::new(to), None);
-        self.forward(sender, Box::new(from), tx, addresses);
+        self.forward(worker, rx_port, Box::new(rx), Box::new(to), None);
+        self.forward(sender, rx_port, Box::new(from), tx, addresses);
         Ok(())
     }
 

@@ -176,8 +176,8 @@ impl Assembly<'_> {
             index: queue,
         };
         let (to, from) = work_queues(setup, queues)?;
-        self.forward(worker, rx, Box::new(to), None);
-        self.forward(sender, Box::new(from), tx, None);
+        self.forward(worker, rx_port, rx, Box::new(to), None);
+        self.forward(sender, rx_port, Box::new(from), tx, None);
         Ok(())
     }
 }

@@ -6,11 +6,23 @@ use std::fmt;
 use offcore_port::{Context, RxQueue, Wake};
 use offcore_stats::{Stage, tsc};
 
+use super::turns::Turns;
+
 /// A part of a worker's work. It owns its queues; tasks know nothing of one another. `Any`, for who has put a worker
 /// together and changes what one of its tasks does.
 pub trait Task: Any + fmt::Debug + Send {
     /// Does one round of work, a burst of each queue at most; returns the packets received or generated.
     fn round(&mut self, ctx: &mut Context<'_>) -> usize;
+
+    /// The same where turns are measured: each port that the task works for has one of its own.
+    fn round_in_turns(&mut self, ctx: &mut Context<'_>, turns: &mut Turns) -> usize {
+        turns.turn(None, ctx, |_, ctx| self.round(ctx))
+    }
+
+    /// Whether it works for several ports.
+    fn shares(&self) -> bool {
+        false
+    }
 
     /// Finishes what is in flight and takes nothing new; returns how much is left. A worker that stops calls it until that
     /// is nothing, and then drops the task.

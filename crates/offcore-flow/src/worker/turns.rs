@@ -1,33 +1,48 @@
-//! Turns of a worker's tasks: a task that takes longer than the others has fewer of them, so that each that has packets gets as much of
-//! the core as any other, whatever its packets or its guest's memory cost.
+//! Turns of a worker's parties: the ports whose packets it takes, and other tasks. One that takes longer than the others has fewer of
+//! them, so that each that has packets gets as much of the core as any other, whatever its packets or its guest's memory cost, and however
+//! many queues it has.
 //!
-//! As long as rounds are short nothing is measured but rounds. One long round, and for ten seconds each task's time is: a task waits
-//! while it has used more than the one with packets that has used least. A task that has had none for 5 us is not waited for, and saves
-//! nothing up; a guest that has got packets needs about as long to send the next ones.
+//! As long as rounds are short nothing is measured but rounds. One long round, and for ten seconds each party's time is: one waits
+//! while it has used more than the one with packets that has used least. One that has had none for as long as its last ones took twice, or
+//! for 5 us, is not waited for, and saves nothing up; a guest that has got packets needs about as long to send the next ones. One whose
+//! turns are long takes fewer packets in each, so that others have theirs sooner.
 //!
-//! A turn counts as a millisecond at most, since the kernel may have given the core to somebody else meanwhile. If the worker has slept
-//! in it, the task's memory made it: a page that was swapped out, is not there yet, or is in a hole that is being punched. Then the
-//! task rests for as long, so that others have half of the time, whether they have packets at once or not.
+//! Of a turn of more than a millisecond the time counts in which the thread ran: meanwhile the kernel may have given the core to
+//! somebody else. If the thread has slept in it, somebody's memory made it: a page that was swapped out, is not there yet, or is in a hole
+//! that is being punched. Then that party rests for as long, together with all whose memory did so lately, so that others have half of the
+//! time, whether they have packets at once or not.
 
 use std::time::Duration;
 
 use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+use offcore_mem::BURST;
+use offcore_port::Context;
 use offcore_stats::page::Block;
 use offcore_stats::tsc;
 
-/// A round that is longer has tasks' times measured. One of two tasks of 32 short packets takes 2 to 5 us, of 1518 bytes 10 to 20 us.
-/// While rounds are shorter, whatever some cost, each task has a turn in every 10 us.
-const LONG: Duration = Duration::from_micros(10);
+/// A round that takes longer for each party has parties' times measured. A turn of 32 short packets takes 1 to 2.5 us, of 1518 bytes 5
+/// to 10 us. While rounds are shorter, whatever some cost, a party's turn comes again after 5 us for each party.
+const LONG: Duration = Duration::from_micros(5);
 /// For how long.
 const MEASURED: Duration = Duration::from_secs(10);
-/// What a task may be ahead of others.
+/// What a party may be ahead of others.
 const AHEAD: Duration = Duration::from_micros(5);
-/// For how long after its last packets a task may have more.
+/// For how long after its last packets a party may have more, and no longer than these took so many times: who sends few and has others
+/// wait for the next ones must not have the core idle.
+const LINGERS: u64 = 2;
 const LINGER: Duration = Duration::from_micros(5);
-/// What a turn in which the worker has not slept counts at most.
-const TURN: Duration = Duration::from_millis(1);
+/// What a turn is to take at most, by taking fewer packets.
+const TURN: Duration = Duration::from_micros(20);
+/// A turn that is longer is asked about, and after so long how much the thread has run and slept is looked at, lest more be counted than
+/// was in such a turn.
+const ASKED: Duration = Duration::from_millis(1);
 
-/// Counters of one worker's turns on the statistics page: turns that tasks have waited, the longest turn in TSC ticks, how often the
+/// That somebody's memory was waited for is remembered for so many times as long, for those ten seconds at most: a page that is not there
+/// yet does not put its guest together with one that goes on like that.
+const REMEMBERED: u64 = 25;
+
+/// Counters of one worker's turns on the statistics page: turns that parties have waited, the longest turn in TSC ticks, how often the
 /// worker has slept in one, and for how many ticks.
 pub const TURN_COUNTERS: [&str; 4] = ["waited", "longest_ticks", "stalls", "stalled_ticks"];
 
@@ -35,27 +50,59 @@ pub const TURN_COUNTERS: [&str; 4] = ["waited", "longest_ticks", "stalls", "stal
 #[derive(Debug)]
 pub struct Turns {
     stats: Block,
-    /// What each task has used, in ticks; the part that all have in common does not matter.
-    used: Vec<u64>,
-    /// TSC since when each has been found to have no packets; `None` when it had some in its last turn.
-    empty: Vec<Option<u64>>,
-    /// Whether it has been so for long.
-    idle: Vec<bool>,
-    /// TSC until when each rests, or 0.
-    rests: Vec<u64>,
-    /// The least that a task with packets has used.
+    /// Ports at even indices, tasks that are no port's at odd ones.
+    parties: Vec<Party>,
+    /// The least that a party with packets has used.
     least: u64,
+    /// TSC until when those rest whose memory was waited for, or 0.
+    rest: u64,
+    /// Tasks that have been named in this round.
+    named: usize,
+    /// Whether the present turn's packets cannot go on.
+    stuck: bool,
     /// TSC when the last round began, or 0.
     began: u64,
+    /// TSC when the last turn ended.
+    ended: u64,
     /// TSC until when turns are measured; `None` while rounds are short.
     until: Option<u64>,
-    /// How often the thread had slept when it was last looked at.
-    sleeps: i64,
+    /// What the thread had done when it was last looked at, and when that was.
+    usage: Usage,
+    looked: u64,
+    look: fn() -> Usage,
     long: u64,
     measured: u64,
     ahead: u64,
     linger: u64,
     turn: u64,
+    asked: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Party {
+    /// Whether it has ever been named.
+    is_known: bool,
+    /// What it has used, in ticks; the part that all have in common does not matter.
+    used: u64,
+    /// TSC since when it has been found to have no packets; `None` when it had some in its last turn.
+    empty: Option<u64>,
+    /// Whether it has been so for long.
+    idle: bool,
+    /// What its last turn with packets took, in ticks.
+    cost: u64,
+    /// Packets that it takes in a turn, at most.
+    burst: usize,
+    /// TSC until when it rests as often as others of which the same is remembered.
+    slow: Option<u64>,
+}
+
+/// What a thread has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Usage {
+    /// Ticks in which it ran.
+    ran: u64,
+    /// How often it has slept.
+    sleeps: i64,
 }
 
 impl Turns {
@@ -65,28 +112,33 @@ impl Turns {
     /// When the block has another number of counters.
     pub fn new(stats: Block) -> Self {
         assert_eq!(stats.len(), TURN_COUNTERS.len(), "a block of turns is made with TURN_COUNTERS");
-        let [long, measured, ahead, linger, turn] = [LONG, MEASURED, AHEAD, LINGER, TURN].map(tsc::ticks);
+        let [long, measured, ahead, linger, turn, asked] =
+            [2 * LONG, MEASURED, AHEAD, LINGER, TURN, ASKED].map(tsc::ticks);
         Self {
             stats,
-            used: Vec::new(),
-            empty: Vec::new(),
-            idle: Vec::new(),
-            rests: Vec::new(),
+            parties: Vec::new(),
             least: 0,
+            rest: 0,
+            named: 0,
+            stuck: false,
             began: 0,
+            ended: 0,
             until: None,
-            sleeps: 0,
+            usage: Usage::default(),
+            looked: 0,
+            look: Usage::of_thread,
             long,
             measured,
             ahead,
             linger,
             turn,
+            asked,
         }
     }
 
     /// A round begins; whether turns are measured.
     #[inline(always)]
-    pub(super) fn begin(&mut self) -> bool {
+    pub(crate) fn begin(&mut self) -> bool {
         let now = tsc::now();
         let last = std::mem::replace(&mut self.began, now);
         if now.wrapping_sub(last) > self.long {
@@ -102,7 +154,7 @@ impl Turns {
             return;
         }
         if self.until.is_none() {
-            self.sleeps = sleeps();
+            self.look_at_thread(now);
             self.forget();
         }
         self.until = Some(now.wrapping_add(self.measured));
@@ -112,234 +164,186 @@ impl Turns {
     pub(super) fn slept(&mut self) {
         self.began = tsc::now();
         if self.until.is_some() {
-            self.sleeps = sleeps();
+            self.look_at_thread(self.began);
         }
     }
 
-    /// Gives each of `tasks` its turn, unless it has to wait; the packets of all.
+    /// One round whose turns are measured, which `tasks` gives; the packets of all.
     #[cold]
-    pub(super) fn round<T>(&mut self, tasks: &mut [T], mut turn: impl FnMut(&mut T) -> usize) -> usize {
-        self.set_tasks(tasks.len());
-        let (mut began, mut packets) = (self.began, 0);
-        for (index, task) in tasks.iter_mut().enumerate() {
-            if self.waits(index, began) {
-                self.stats.counter(0).add(1);
-                continue;
-            }
-            let of_it = turn(task);
-            let now = tsc::now();
-            self.charge(index, (began, now), of_it);
-            (began, packets) = (now, packets + of_it);
-        }
+    pub(crate) fn round(&mut self, tasks: impl FnOnce(&mut Self) -> usize) -> usize {
+        (self.named, self.ended) = (0, self.began);
+        let packets = tasks(self);
         self.end();
-        if self.until.is_some_and(|until| began.wrapping_sub(until) as i64 > 0) {
+        if is_past(self.ended, self.looked.wrapping_add(self.asked)) {
+            self.look_at_thread(self.ended);
+        }
+        if self.until.is_some_and(|until| is_past(self.ended, until)) {
             self.until = None;
         }
         packets
     }
 
-    /// Tasks come when the worker begins, and go when it ends.
-    fn set_tasks(&mut self, tasks: usize) {
-        self.used.resize(tasks, self.least);
-        self.empty.resize(tasks, None);
-        self.idle.resize(tasks, true);
-        self.rests.resize(tasks, 0);
+    /// Gives `port` a turn with what was received there, or a task that is no port's, unless it has to wait; the packets that it had.
+    /// Such tasks ask in the same order in each round.
+    pub(crate) fn turn(
+        &mut self,
+        port: Option<usize>,
+        ctx: &mut Context<'_>,
+        work: impl FnOnce(&mut Self, &mut Context<'_>) -> usize,
+    ) -> usize {
+        let party = port.map_or_else(|| self.named * 2 + 1, |port| port * 2);
+        self.named += usize::from(port.is_none());
+        self.know(party);
+        if self.waits(party, self.ended) {
+            self.stats.counter(0).add(1);
+            return 0;
+        }
+        self.stuck = false;
+        let burst = ctx.burst;
+        if port.is_some() {
+            ctx.burst = burst.min(self.parties[party].burst);
+        }
+        let packets = work(self, ctx);
+        ctx.burst = burst;
+        self.charge(party, tsc::now(), if self.stuck { 0 } else { packets });
+        packets
     }
 
-    fn waits(&self, task: usize, now: u64) -> bool {
-        let rests = self.rests[task] != 0 && (self.rests[task].wrapping_sub(now) as i64) > 0;
-        rests || self.used[task] > self.least + self.ahead
+    /// In the present turn, no packet could go on: nobody waits for that.
+    pub(crate) fn is_stuck(&mut self) {
+        self.stuck = true;
     }
 
-    /// A task has had a turn, with so many packets.
-    fn charge(&mut self, task: usize, (began, now): (u64, u64), packets: usize) {
+    /// In another one's turn, something is sent to `port`, unless that one rests; whether it was. It is the other's time, but for what
+    /// the worker has slept.
+    pub(crate) fn visit(&mut self, port: usize, work: impl FnOnce()) -> bool {
+        let (party, began) = (port * 2, tsc::now());
+        self.know(party);
+        if self.rests(party, began) {
+            return false;
+        }
+        work();
+        let now = tsc::now();
         let ticks = now.wrapping_sub(began);
+        if ticks > self.asked {
+            let ran = self.long_turn(party, ticks, now);
+            self.ended = self.ended.wrapping_add(ticks - ran);
+        }
+        true
+    }
+
+    fn know(&mut self, party: usize) {
+        if self.parties.get(party).is_some_and(|party| party.is_known) {
+            return;
+        }
+        let new = Party {
+            is_known: false,
+            used: self.least,
+            empty: None,
+            idle: true,
+            cost: 0,
+            burst: BURST,
+            slow: None,
+        };
+        self.parties.resize(self.parties.len().max(party + 1), new);
+        self.parties[party].is_known = true;
+        let known = self.parties.iter().filter(|party| party.is_known).count();
+        self.long = tsc::ticks(LONG) * known.max(2) as u64;
+    }
+
+    fn waits(&self, party: usize, now: u64) -> bool {
+        self.rests(party, now) || self.parties[party].used > self.least + self.ahead
+    }
+
+    fn rests(&self, party: usize, now: u64) -> bool {
+        self.rest != 0
+            && !is_past(now, self.rest)
+            && self.parties[party].slow.is_some_and(|slow| !is_past(now, slow))
+    }
+
+    /// A party's turn has ended, which had so many packets.
+    fn charge(&mut self, party: usize, now: u64, packets: usize) {
+        let began = std::mem::replace(&mut self.ended, now);
+        let mut ticks = now.wrapping_sub(began);
         let longest = self.stats.counter(1);
         longest.add(ticks.saturating_sub(longest.value()));
+        if ticks > self.asked {
+            ticks = self.long_turn(party, ticks, now);
+        }
+        let party = &mut self.parties[party];
+        party.used += ticks;
+        if packets == 0 {
+            let since = *party.empty.get_or_insert(began);
+            party.idle |= now.wrapping_sub(since) > self.linger.min(LINGERS * party.cost);
+            return;
+        }
+        (party.empty, party.idle, party.cost) = (None, false, ticks);
         if ticks > self.turn {
-            self.long_turn(task, ticks, now);
+            party.burst = (packets.min(party.burst) / 2).max(1);
+        } else if packets >= party.burst && ticks < self.turn / 2 {
+            party.burst = (party.burst * 2).min(BURST);
         }
-        if packets > 0 {
-            (self.empty[task], self.idle[task]) = (None, false);
-        } else {
-            let since = *self.empty[task].get_or_insert(began);
-            self.idle[task] |= now.wrapping_sub(since) > self.linger;
-        }
-        self.used[task] += ticks.min(self.turn);
     }
 
+    /// How many of `ticks` until `now` the thread has run in. If it has slept, that was for the party's memory.
     #[cold]
-    fn long_turn(&mut self, task: usize, ticks: u64, now: u64) {
-        let before = std::mem::replace(&mut self.sleeps, sleeps());
-        if self.sleeps != before {
-            self.rests[task] = now.wrapping_add(ticks);
+    fn long_turn(&mut self, party: usize, ticks: u64, now: u64) -> u64 {
+        let before = self.usage;
+        self.look_at_thread(now);
+        let ran = self.usage.ran.saturating_sub(before.ran).min(ticks);
+        if self.usage.sleeps != before.sleeps {
+            let slept = ticks - ran;
+            let remembered = slept.saturating_mul(REMEMBERED).min(self.measured);
+            self.parties[party].slow = Some(now.wrapping_add(remembered));
+            self.rest = now.wrapping_add(slept).max(1);
             self.stats.counter(2).add(1);
-            self.stats.counter(3).add(ticks);
+            self.stats.counter(3).add(slept);
         }
+        ran
+    }
+
+    fn look_at_thread(&mut self, now: u64) {
+        (self.usage, self.looked) = ((self.look)(), now);
     }
 
     /// Nobody is ahead of anybody.
     fn forget(&mut self) {
-        self.used.iter_mut().for_each(|used| *used = self.least);
+        self.parties.iter_mut().for_each(|party| party.used = self.least);
     }
 
-    /// All have had their turns. While nobody has packets, nobody waits.
+    /// All have had their turns. Nobody waits for those without packets, or for those that rest.
     fn end(&mut self) {
-        let busy = self.used.iter().zip(&self.idle).filter(|(_, idle)| !**idle);
-        let Some(least) = busy.map(|(used, _)| *used).min() else { return self.forget() };
+        let mut least = u64::MAX;
+        for party in 0..self.parties.len() {
+            if !self.parties[party].idle && !self.rests(party, self.ended) {
+                least = least.min(self.parties[party].used);
+            }
+        }
+        if least == u64::MAX {
+            return self.forget();
+        }
         self.least = least;
-        for (used, idle) in self.used.iter_mut().zip(&self.idle) {
-            if *idle {
-                *used = (*used).max(least);
+        for party in 0..self.parties.len() {
+            if self.parties[party].idle || self.rests(party, self.ended) {
+                self.parties[party].used = self.parties[party].used.max(least);
             }
         }
     }
 }
 
-/// How often this thread has slept so far.
-fn sleeps() -> i64 {
-    getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.voluntary_context_switches())
+/// Whether the TSC has come to `until`.
+fn is_past(now: u64, until: u64) -> bool {
+    now.wrapping_sub(until) as i64 >= 0
+}
+
+impl Usage {
+    fn of_thread() -> Self {
+        let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return Self::default() };
+        let ran = usage.user_time() + usage.system_time();
+        let ran = Duration::from_micros(u64::try_from(ran.num_microseconds()).unwrap_or(0));
+        Self { ran: tsc::ticks(ran), sleeps: usage.voluntary_context_switches() }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const US: u64 = 1000;
-
-    /// Turns by a clock of a tick in a nanosecond.
-    struct World {
-        turns: Turns,
-        now: u64,
-    }
-
-    impl World {
-        fn new(tasks: usize) -> Self {
-            let mut turns = Turns::new(Block::private(&TURN_COUNTERS));
-            (turns.ahead, turns.linger, turns.turn) = (5 * US, 5 * US, 1000 * US);
-            turns.began = 1000 * US;
-            turns.set_tasks(tasks);
-            Self { turns, now: 1000 * US }
-        }
-
-        /// Rounds for so long, of tasks whose turns cost so much if they have packets; what each has used in turns with packets.
-        fn run(&mut self, time: u64, costs: &[u64], mut has: impl FnMut(u64, usize) -> bool) -> Vec<u64> {
-            let (mut used, end) = (vec![0; costs.len()], self.now + time);
-            while self.now < end {
-                for (task, &cost) in costs.iter().enumerate() {
-                    if self.turns.waits(task, self.now) {
-                        continue;
-                    }
-                    let packets = usize::from(has(self.now, task));
-                    let (began, cost) = (self.now, if packets > 0 { cost } else { 50 });
-                    self.now += cost;
-                    self.turns.charge(task, (began, self.now), packets);
-                    used[task] += cost * packets as u64;
-                }
-                self.now += 10;
-                self.turns.end();
-            }
-            used
-        }
-
-        fn waiting(&self) -> usize {
-            (0..self.turns.used.len()).filter(|&task| self.turns.waits(task, self.now)).count()
-        }
-    }
-
-    const SECOND: u64 = 1_000_000 * US;
-
-    /// Whether there are packets: for task 0 always, for another one so long after it was found to have some.
-    fn every(time: u64) -> impl FnMut(u64, usize) -> bool {
-        let mut come = 0;
-        move |now, task| {
-            let has = task == 0 || now >= come;
-            if has && task > 0 {
-                come = now + time;
-            }
-            has
-        }
-    }
-
-    #[test]
-    fn dear_task_gets_no_more_of_the_core() {
-        for dear in [50 * US, 100 * US, 900 * US] {
-            let used = World::new(3).run(SECOND, &[dear, 4 * US, 5 * US], |_, _| true);
-            assert!(used.iter().all(|&used| used.abs_diff(SECOND / 3) <= SECOND / 50), "{used:?}");
-        }
-    }
-
-    #[test]
-    fn task_is_waited_for_between_bursts() {
-        // A guest with few packets on their way: they come 3 us after it has got the last ones back.
-        let used = World::new(2).run(SECOND, &[60 * US, 4 * US], every(7 * US));
-        assert!(used[0].abs_diff(SECOND / 2) < SECOND / 20, "{used:?}");
-    }
-
-    #[test]
-    fn task_with_little_to_do_is_not_waited_for() {
-        let mut world = World::new(2);
-        let used = world.run(SECOND, &[60 * US, US], every(100 * US));
-        assert!(used[0] > SECOND * 9 / 10, "{used:?}");
-        // Nor has it saved anything up, when it has packets later.
-        let used = world.run(SECOND, &[60 * US, US], |_, _| true);
-        assert!(used[0].abs_diff(used[1]) < SECOND / 50, "{used:?}");
-    }
-
-    #[test]
-    fn equal_tasks_wait_for_nobody() {
-        let mut world = World::new(4);
-        world.run(SECOND / 100, &[4 * US; 4], |_, _| true);
-        assert_eq!(world.waiting(), 0);
-    }
-
-    #[test]
-    fn nobody_waits_for_tasks_without_packets() {
-        let mut world = World::new(3);
-        world.run(1000 * US, &[900 * US, 4 * US, 5 * US], |_, _| true);
-        assert_eq!(world.waiting(), 1);
-        world.run(10 * US, &[0; 3], |_, _| false);
-        assert_eq!(world.waiting(), 0);
-        world.run(SECOND / 100, &[0; 3], |_, _| false);
-        assert_eq!(world.waiting(), 0);
-    }
-
-    #[test]
-    fn turn_counts_as_a_millisecond_and_one_that_slept_is_rested_for() {
-        let World { mut turns, .. } = World::new(2);
-        turns.sleeps = sleeps();
-        turns.charge(0, (0, 400_000 * US), 1);
-        turns.charge(1, (0, 5 * US), 1);
-        assert_eq!((&*turns.used, &*turns.rests), (&[1000 * US, 5 * US][..], &[0, 0][..]));
-        std::thread::sleep(Duration::from_millis(1));
-        turns.charge(0, (1000, 1000 + 400_000 * US), 1);
-        let counted: Vec<u64> = (0..4).map(|counter| turns.stats.counter(counter).value()).collect();
-        assert_eq!(counted, [0, 400_000 * US, 1, 400_000 * US]);
-        // Others have as much time, with packets or without.
-        turns.used.fill(0);
-        assert!(turns.waits(0, 1000 + 800_000 * US - 1) && !turns.waits(1, 1000));
-        assert!(!turns.waits(0, 1000 + 800_000 * US));
-    }
-
-    #[test]
-    fn long_round_has_turns_measured() {
-        let mut turns = Turns::new(Block::private(&TURN_COUNTERS));
-        turns.began = tsc::now();
-        (turns.long, turns.measured) =
-            (tsc::ticks(Duration::from_millis(20)), tsc::ticks(Duration::from_millis(50)));
-        assert!(!turns.begin());
-        std::thread::sleep(Duration::from_millis(25));
-        turns.slept();
-        assert!(!turns.begin(), "that was no round");
-        std::thread::sleep(Duration::from_millis(25));
-        assert!(turns.begin());
-        let mut tasks = [3, 4];
-        assert_eq!(turns.round(&mut tasks, |task| *task), 7);
-        assert!(turns.begin());
-        std::thread::sleep(Duration::from_millis(60));
-        turns.slept();
-        assert!(turns.begin());
-        turns.round(&mut tasks, |task| *task);
-        assert!(!turns.begin(), "rounds have been short since");
-    }
-}
+mod tests;

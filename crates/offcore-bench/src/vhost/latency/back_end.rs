@@ -68,7 +68,8 @@ impl BackEnd {
             let name = format!("port{index}");
             let rx = port.rx_queue(0, setup(&mut mover, &page, &binding, &name))?;
             let tx = port.tx_queue(0, setup(&mut mover, &page, &binding, &name))?;
-            tasks.push(Box::new(Forwarding::new(rx, tx, Rules::new(Forward::Mac, addresses, 0))));
+            let rules = Rules::new(Forward::Mac, addresses, 0).of_port(index);
+            tasks.push(Box::new(Forwarding::new(rx, tx, rules)));
             ports.push(port);
         }
         let worker = Worker {

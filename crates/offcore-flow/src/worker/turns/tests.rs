@@ -1,0 +1,304 @@
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use offcore_dma::Mover;
+use offcore_mem::{Hugepages, Pool};
+use offcore_stats::StageClock;
+
+use super::*;
+use crate::worker::Worker;
+use crate::worker::task::{Task, WakeSource};
+
+const US: u64 = 1000;
+const SECOND: u64 = 1_000_000 * US;
+
+thread_local! {
+    /// What the thread of a [`World`] has done.
+    static USAGE: Cell<Usage> = const { Cell::new(Usage { ran: 0, sleeps: 0 }) };
+}
+
+/// Turns by a clock of a tick in a nanosecond.
+struct World {
+    turns: Turns,
+    now: u64,
+}
+
+/// What a turn takes: the thread runs, then it sleeps, or somebody else has the core.
+#[derive(Clone, Copy)]
+enum Cost {
+    Runs(u64),
+    Sleeps(u64),
+    Waits(u64),
+}
+
+use Cost::{Runs, Sleeps, Waits};
+
+impl World {
+    fn new(tasks: usize) -> Self {
+        let mut turns = Turns::new(Block::private(&TURN_COUNTERS));
+        (turns.ahead, turns.linger, turns.turn, turns.asked, turns.measured) =
+            (5 * US, 5 * US, 20 * US, 1000 * US, 10 * SECOND);
+        (turns.began, turns.ended) = (1000 * US, 1000 * US);
+        USAGE.set(Usage::default());
+        turns.look = || USAGE.get();
+        (0..tasks).for_each(|task| turns.know(task));
+        Self { turns, now: 1000 * US }
+    }
+
+    /// Rounds for so long, of tasks whose turns cost so much if they have packets; what each has used in turns with packets.
+    fn run(&mut self, time: u64, costs: &[Cost], mut has: impl FnMut(u64, usize) -> bool) -> Vec<u64> {
+        let (mut used, end) = (vec![0; costs.len()], self.now + time);
+        while self.now < end {
+            for (task, &cost) in costs.iter().enumerate() {
+                if self.turns.waits(task, self.now) {
+                    continue;
+                }
+                let packets = usize::from(has(self.now, task));
+                let began = self.now;
+                self.turns.ended = began;
+                self.pass(if packets > 0 { cost } else { Runs(50) });
+                self.turns.charge(task, self.now, packets);
+                used[task] += (self.now - began) * packets as u64;
+            }
+            self.pass(Runs(10));
+            self.turns.ended = self.now;
+            self.turns.round(|_| 0);
+        }
+        used
+    }
+
+    fn pass(&mut self, cost: Cost) {
+        let (Runs(ticks) | Sleeps(ticks) | Waits(ticks)) = cost;
+        let Usage { ran, sleeps } = USAGE.get();
+        self.now += ticks;
+        // The round that is judged begins when it ends.
+        self.turns.began = self.now;
+        USAGE.set(match cost {
+            Runs(_) => Usage { ran: ran + ticks, sleeps },
+            Sleeps(_) => Usage { ran, sleeps: sleeps + 1 },
+            Waits(_) => Usage { ran, sleeps },
+        });
+    }
+
+    fn waiting(&self) -> usize {
+        (0..self.turns.parties.len()).filter(|&task| self.turns.waits(task, self.now)).count()
+    }
+
+    fn counted(&self) -> [u64; 4] {
+        std::array::from_fn(|counter| self.turns.stats.counter(counter).value())
+    }
+}
+
+/// Whether there are packets: for task 0 always, for another one so long after it was found to have some.
+fn every(time: u64) -> impl FnMut(u64, usize) -> bool {
+    let mut come = 0;
+    move |now, task| {
+        let has = task == 0 || now >= come;
+        if has && task > 0 {
+            come = now + time;
+        }
+        has
+    }
+}
+
+fn always(_: u64, _: usize) -> bool {
+    true
+}
+
+#[test]
+fn dear_task_gets_no_more_of_the_core() {
+    // 10 ms: what the kernel does for a task counts as much.
+    for (dear, time) in [(50 * US, 1), (100 * US, 1), (900 * US, 1), (10_000 * US, 10), (100_000 * US, 100)] {
+        let time = time * SECOND;
+        let used = World::new(3).run(time, &[Runs(dear), Runs(4 * US), Runs(5 * US)], always);
+        assert!(used.iter().all(|&used| used.abs_diff(time / 3) <= time / 50), "{dear}: {used:?}");
+    }
+}
+
+#[test]
+fn task_is_waited_for_between_bursts() {
+    // A guest with few packets on their way: they come 3 us after it has got the last ones back.
+    let used = World::new(2).run(SECOND, &[Runs(60 * US), Runs(4 * US)], every(7 * US));
+    assert!(used[0].abs_diff(SECOND / 2) < SECOND / 20, "{used:?}");
+}
+
+#[test]
+fn task_with_little_to_do_is_not_waited_for() {
+    let mut world = World::new(2);
+    let costs = [Runs(60 * US), Runs(US)];
+    let used = world.run(SECOND, &costs, every(100 * US));
+    assert!(used[0] > SECOND * 9 / 10, "{used:?}");
+    // Nor has it saved anything up, when it has packets later.
+    let used = world.run(SECOND, &costs, always);
+    assert!(used[0].abs_diff(used[1]) < SECOND / 50, "{used:?}");
+}
+
+/// A port's packets, of which each round has one and takes so many ticks.
+#[derive(Debug)]
+struct Takes {
+    ticks: u64,
+    port: Option<usize>,
+    used: Arc<AtomicU64>,
+}
+
+impl Task for Takes {
+    fn round(&mut self, _: &mut Context<'_>) -> usize {
+        let start = tsc::now();
+        while tsc::now() - start < self.ticks {
+            std::hint::spin_loop();
+        }
+        self.used.fetch_add(tsc::now() - start, Relaxed);
+        1
+    }
+
+    fn round_in_turns(&mut self, ctx: &mut Context<'_>, turns: &mut Turns) -> usize {
+        turns.turn(self.port, ctx, |_, ctx| self.round(ctx))
+    }
+
+    fn drain(&mut self, _: &mut Context<'_>) -> usize {
+        0
+    }
+
+    fn wake_sources<'a>(&'a mut self, _: &mut dyn FnMut(WakeSource<'a>)) {}
+}
+
+#[test]
+fn workers_give_turns() {
+    // Each time without turns the first two had 99 of 100 parts.
+    let used: [Arc<AtomicU64>; 3] = Default::default();
+    let task = |us, port, used: &Arc<AtomicU64>| -> Box<dyn Task> {
+        Box::new(Takes { ticks: tsc::ticks(Duration::from_micros(us)), port, used: Arc::clone(used) })
+    };
+    let tasks = vec![task(500, Some(0), &used[0]), task(500, Some(0), &used[1]), task(10, Some(1), &used[2])];
+    let mut worker = Worker::new(tasks, Mover::new(), Pool::new(64, 2048, Hugepages::None).unwrap().cache());
+    let (start, time) = (tsc::now(), tsc::ticks(Duration::from_millis(200)));
+    while tsc::now() - start < time {
+        worker.round();
+    }
+    let [a, b, c] = used.map(|used| used.load(Relaxed));
+    assert!(c > (a + b + c) / 5, "{a} and {b} of a port with two queues, {c} of another one");
+}
+
+#[test]
+fn core_does_not_idle_for_those_who_send_little() {
+    // A packet of 0.15 us now and then, just too soon to have been without for long.
+    for (tasks, least) in [(1, 85), (3, 65), (7, 35)] {
+        let mut costs = vec![Runs(150); tasks + 1];
+        costs[0] = Runs(60 * US);
+        let mut come = vec![0; tasks + 1];
+        let used = World::new(tasks + 1).run(SECOND, &costs, |now, task| {
+            let has = task == 0 || now >= come[task];
+            if has {
+                come[task] = now + 3 * US;
+            }
+            has
+        });
+        assert!(used[0] > SECOND * least / 100, "{tasks}: {used:?}");
+    }
+}
+
+#[test]
+fn long_turns_become_shorter() {
+    let mut world = World::new(2);
+    let mut turn = |cost, packets| {
+        world.turns.ended = world.now;
+        world.pass(Runs(cost));
+        world.turns.charge(0, world.now, packets);
+        world.turns.parties[0].burst
+    };
+    assert_eq!([turn(90 * US, 32), turn(45 * US, 16), turn(23 * US, 8), turn(12 * US, 4)], [16, 8, 4, 4]);
+    assert_eq!([turn(9 * US, 3), turn(9 * US, 4), turn(US, 8), turn(US, 16)], [4, 8, 16, 32]);
+    assert_eq!([turn(400 * US, 1), turn(400 * US, 1)], [1, 1]);
+}
+
+#[test]
+fn equal_tasks_wait_for_nobody() {
+    let mut world = World::new(4);
+    world.run(SECOND / 100, &[Runs(4 * US); 4], always);
+    assert_eq!(world.waiting(), 0);
+}
+
+#[test]
+fn nobody_waits_for_tasks_without_packets() {
+    let mut world = World::new(3);
+    world.run(1000 * US, &[Runs(900 * US), Runs(4 * US), Runs(5 * US)], always);
+    assert_eq!(world.waiting(), 1);
+    world.run(10 * US, &[Runs(0); 3], |_, _| false);
+    assert_eq!(world.waiting(), 0);
+    world.run(SECOND / 100, &[Runs(0); 3], |_, _| false);
+    assert_eq!(world.waiting(), 0);
+}
+
+#[test]
+fn others_have_half_of_the_time_beside_memory_that_is_waited_for() {
+    // However many such there are: one rests while another one is waited for.
+    for slow in 1..=3 {
+        let mut costs = vec![Runs(4 * US); 5];
+        costs[..slow].fill(Sleeps(400_000 * US));
+        let used = World::new(5).run(60 * SECOND, &costs, always);
+        let others: u64 = used[slow..].iter().sum();
+        assert!(others >= 60 * SECOND * 45 / 100, "{slow}: {used:?}");
+        let (least, most) = (used[slow..].iter().min().unwrap(), used[slow..].iter().max().unwrap());
+        assert!(most - least <= SECOND / 50, "{slow}: {used:?}");
+    }
+}
+
+#[test]
+fn who_loses_the_core_for_a_while_does_not_pay_for_it() {
+    let mut world = World::new(2);
+    world.run(2000 * US, &[Runs(4 * US); 2], always);
+    let used = world.turns.parties[0].used;
+    world.turns.ended = world.now;
+    world.pass(Waits(400_000 * US));
+    world.turns.charge(0, world.now, 1);
+    // No more than was run since the thread was last looked at.
+    assert!(world.turns.parties[0].used - used <= 1000 * US);
+    assert_eq!(world.counted()[1..], [400_000 * US, 0, 0]);
+    assert!(!world.turns.rests(0, world.now));
+}
+
+#[test]
+fn long_round_has_turns_measured() {
+    let mut turns = Turns::new(Block::private(&TURN_COUNTERS));
+    turns.began = tsc::now();
+    let [long, measured] = [20, 50].map(|ms| tsc::ticks(Duration::from_millis(ms)));
+    (turns.long, turns.measured) = (long, measured);
+    assert!(!turns.begin());
+    std::thread::sleep(Duration::from_millis(25));
+    turns.slept();
+    assert!(!turns.begin(), "that was no round");
+    std::thread::sleep(Duration::from_millis(25));
+    assert!(turns.begin());
+    let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
+    let (mut mover, mut clock) = (Mover::new(), StageClock::private());
+    let ctx = &mut Context { mover: &mut mover, cache: &mut cache, clock: &mut clock, burst: 32 };
+    let mut all = |turns: &mut Turns| {
+        let mut turn = |port, packets| turns.turn(port, ctx, |_, _| packets);
+        turn(None, 3) + turn(Some(0), 4) + turn(Some(0), 5)
+    };
+    assert_eq!(turns.round(&mut all), 12);
+    assert_eq!(turns.parties.len(), 2, "a port is one party, however many queues it has");
+    turns.long = long;
+    assert!(turns.begin());
+    std::thread::sleep(Duration::from_millis(60));
+    turns.slept();
+    assert!(turns.begin());
+    turns.round(&mut all);
+    assert!(!turns.begin(), "rounds have been short since");
+}
+
+#[test]
+fn packets_that_cannot_go_on_are_not_waited_for() {
+    let mut turns = Turns::new(Block::private(&TURN_COUNTERS));
+    let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
+    let (mut mover, mut clock) = (Mover::new(), StageClock::private());
+    let ctx = &mut Context { mover: &mut mover, cache: &mut cache, clock: &mut clock, burst: 32 };
+    turns.turn(Some(0), ctx, |_, _| 1);
+    assert!(!turns.parties[0].idle);
+    turns.turn(Some(1), ctx, |turns, _| {
+        turns.is_stuck();
+        1
+    });
+    assert!(turns.parties[2].empty.is_some());
+}
