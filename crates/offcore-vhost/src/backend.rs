@@ -16,6 +16,7 @@ mod control;
 mod device;
 mod error;
 mod memory;
+mod pace;
 mod ring;
 mod session;
 mod status;
@@ -32,7 +33,7 @@ use rustix::event::EventfdFlags;
 
 use crate::cell::VringCell;
 use crate::connection::{Listener, Role, SocketAccess, SocketError};
-use crate::features;
+use crate::{eventfd, features};
 
 pub use device::{Device, DeviceError, DeviceEvents};
 pub use error::ControlError;
@@ -103,6 +104,8 @@ pub enum StartError {
     Mtu { found: u16 },
     /// {0}
     Socket(#[from] SocketError),
+    /// io_setup: {source}; signals to a front end need asynchronous I/O: raise fs.aio-max-nr, or have the sandbox allow it
+    Signals { source: std::io::Error },
     /// {what}: {source}
     System { what: &'static str, source: std::io::Error },
 }
@@ -130,6 +133,7 @@ impl Backend {
         if config.max_mtu < MIN_MTU {
             return Err(StartError::Mtu { found: config.max_mtu });
         }
+        eventfd::prepare().map_err(|source| StartError::Signals { source })?;
         let listener = match config.role {
             Role::Server => Some(Listener::bind(&config.path, config.access)?),
             Role::Client => None,

@@ -40,6 +40,11 @@ impl DirtyLog {
         (self.len as u64).saturating_mul(8 * PAGE)
     }
 
+    /// Bytes that are mapped for it.
+    pub(crate) fn mapped(&self) -> u64 {
+        self.mapping.len() as u64
+    }
+
     /// Whether its file was truncated.
     pub(crate) fn has_vanished(&self) -> bool {
         self.mapping.has_vanished()

@@ -5,45 +5,48 @@
 //! (`RWF_NOWAIT`). What never waits is the kernel's own signal, which it gives when an asynchronous read is complete
 //! (`IOCB_FLAG_RESFD`, io_submit(2)): so a read of nothing is submitted, which is complete at once.
 
-use std::cell::RefCell;
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::MemfdFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 
 /// Completions that are collected at a time.
 const EVENTS: usize = 32;
+/// How often completions are collected for one signal.
+const TRIES: usize = 100;
+
+/// The process's, for threads that are given none.
+static SHARED: OnceLock<Signaller> = OnceLock::new();
 
 thread_local! {
-    /// Made at the first signal of a thread.
-    static SIGNALLER: RefCell<Option<Signaller>> = const { RefCell::new(None) };
+    /// A thread's own, from its first signal on.
+    static OWN: Option<Signaller> = Signaller::new().ok();
+}
+
+/// Prepares the process for [`signal`].
+///
+/// # Errors
+/// When the system gives no asynchronous reads: others use all that there are (`fs.aio-max-nr`), or a sandbox forbids it. There is no
+/// other way to signal that does not wait.
+pub fn prepare() -> std::io::Result<()> {
+    if SHARED.get().is_none() {
+        // Who comes second loses its own.
+        let _ = SHARED.set(Signaller::new().map_err(std::io::Error::from)?);
+    }
+    Ok(())
 }
 
 /// Adds one to the counter of an eventfd, or nothing if it is full: it holds a signal then already. Errors are the doing
-/// of whoever gave the descriptor, and have no consequences.
-///
-/// While the system gives this thread no asynchronous reads (`fs.aio-max-nr`, a sandbox), it is a plain write to an eventfd
-/// that is not full. That waits where somebody fills one that blocks in between.
+/// of whoever gave the descriptor, and have no consequences. The process is [prepared](prepare).
 #[cold]
 pub fn signal(event: BorrowedFd<'_>) {
-    let signalled = SIGNALLER.with_borrow_mut(|signaller| {
-        if signaller.is_none() {
-            *signaller = Signaller::new().ok();
+    OWN.with(|own| {
+        if let Some(signaller) = own.as_ref().or_else(|| SHARED.get()) {
+            let _ = signaller.signal(event);
         }
-        signaller.as_ref().is_some_and(|signaller| signaller.signal(event).is_ok())
     });
-    if !signalled && has_room(event) {
-        let _ = rustix::io::write(event, &1u64.to_ne_bytes());
-    }
-}
-
-/// Whether a write of one would not wait at present.
-fn has_room(event: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(event, PollFlags::OUT)];
-    rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready == 1)
-        && fds[0].revents().contains(PollFlags::OUT)
 }
 
 /// Empties an eventfd, which is empty most of the time.
@@ -113,10 +116,10 @@ impl Signaller {
             ..Iocb::default()
         };
         match self.submit(&mut read) {
-            // The completions of the last ones have not been collected.
+            // The completions of the last ones have not been collected. Threads that share it may fill it again.
             Err(Errno::AGAIN) => {
-                self.collect()?;
-                self.submit(&mut read)
+                let again = (0..TRIES).map(|_| self.collect().and_then(|()| self.submit(&mut read)));
+                again.skip_while(|outcome| *outcome == Err(Errno::AGAIN)).next().unwrap_or(Err(Errno::AGAIN))
             }
             outcome => outcome,
         }
@@ -175,11 +178,24 @@ mod tests {
             signal(event.as_fd());
         }
         assert_eq!(counter(&event), 10_000);
-        assert!(has_room(event.as_fd()));
         signal(event.as_fd());
         empty(&event);
         empty(&event);
         assert_eq!(rustix::io::read(&event, &mut [0; 8]), Err(Errno::AGAIN));
+    }
+
+    #[test]
+    fn threads_share_what_the_process_has() {
+        prepare().unwrap();
+        prepare().unwrap();
+        let signaller = SHARED.get().unwrap();
+        let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..10_000).for_each(|_| signaller.signal(event.as_fd()).unwrap()));
+            }
+        });
+        assert_eq!(counter(&event), 40_000);
     }
 
     /// On a thread of its own, so that a signal that waits is a failure and not the end of the tests.
@@ -188,7 +204,6 @@ mod tests {
         let event = std::sync::Arc::new(eventfd(0, EventfdFlags::empty()).unwrap());
         rustix::io::write(&*event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         let (done, wait) = std::sync::mpsc::channel();
-        assert!(!has_room(event.as_fd()));
         let shared = std::sync::Arc::clone(&event);
         let signals = std::thread::spawn(move || {
             for _ in 0..1000 {

@@ -26,6 +26,7 @@ use offcore_ring::{Layout, packed};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::connection::{Connection, Listener, Role, SocketAccess, SocketError, connect, peer_user, poll};
+use crate::eventfd;
 use crate::features::{
     STATUS_DRIVER_OK, VHOST_USER_F_PROTOCOL_FEATURES, VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD,
     VHOST_USER_PROTOCOL_F_REPLY_ACK, VHOST_USER_PROTOCOL_F_RESET_DEVICE, VIRTIO_F_EVENT_IDX,
@@ -161,6 +162,7 @@ impl FrontEnd {
         memory: &[MemoryFd<'_>],
         rings: Option<RingPlace>,
     ) -> Result<Self, FrontEndError> {
+        eventfd::prepare().map_err(|source| FrontEndError::Signals { source })?;
         let rings = Arc::new(RingMemory::new(config, rings)?);
         let (socket, listener) = reach(config)?;
         let mut front_end = Self {

@@ -178,7 +178,7 @@ Examples:
 Ports:
   vhost:SOCKET[,queues=N,client,owner=USER,group=GROUP,mode=MODE,
         packed=off,in_order=off,mrg=off,indirect=off,event_idx=off,
-        offloads=off,max_memory=MIB,dmas=[txq0@CH;rxq0@CH]]
+        offloads=off,max_memory=SIZE,dmas=[txq0@CH;rxq0@CH]]
                              MODE: permissions of the socket, such as 0660
   virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,
         event_idx=off,offloads=off,mtu=N,mac=MAC,peer=USER]

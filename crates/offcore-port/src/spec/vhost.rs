@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::{Options, first, flag, inner, narrow, socket_path, unless};
+use super::{Options, first, flag, inner, socket_path, unless};
 
 /// `vhost:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,9 +64,26 @@ impl VhostSpec {
             indirect: options.switch("indirect", true)?,
             event_idx: options.switch("event_idx", true)?,
             offloads: options.switch("offloads", true)?,
-            max_memory: options.optional_number("max_memory", 1..=u32::MAX.into())?.map(narrow),
+            max_memory: max_memory(&options)?,
             dmas,
         })
+    }
+}
+
+/// A size in MiB, or with M or G behind it.
+fn max_memory(options: &Options<'_>) -> Result<Option<u32>, String> {
+    let Some(value) = options.find("max_memory") else { return Ok(None) };
+    let found = value.unwrap_or_default();
+    let (digits, mib) = match found.strip_suffix('G') {
+        Some(digits) => (digits, 1024),
+        None => (found.strip_suffix('M').unwrap_or(found), 1),
+    };
+    let digits = Some(digits).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+    let size =
+        digits.and_then(|digits| digits.parse::<u32>().ok()).and_then(|number| number.checked_mul(mib));
+    match size.filter(|&size| size > 0) {
+        Some(size) => Ok(Some(size)),
+        None => Err(format!("max_memory={found}: expected MiB from 1 on, or such as 512M or 4G")),
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::pace::Pace;
 use super::session::Session;
 use super::{BackendConfig, ControlError, Device, DeviceEvents};
 use crate::connection::{Connection, ConnectionError, Listener, Received, connect, poll};
@@ -15,12 +16,16 @@ use crate::message::Reply;
 const RETRY: Duration = Duration::from_millis(200);
 /// How often a connected device is looked at for what no message tells.
 const LOOK: Duration = Duration::from_millis(100);
-/// Time that is kept for a message, and how far ahead of it messages may be: as many as set 128 queue pairs up twice. A front end that
-/// sends more of them waits; it would take the worker's core, and have it look at its rings again and again.
+/// Time that is kept for a message, and how many may come at once: as set 128 queue pairs up twice. A front end that sends more of them
+/// waits; it would take the worker's core, and have it look at its rings again and again.
 const MESSAGE: Duration = Duration::from_micros(100);
-const AHEAD: Duration = Duration::from_micros(100 * 4096);
-/// Refused messages of one connection that are logged; more are only counted, lest a front end fill the log.
-const LOGGED: u64 = 32;
+const MESSAGES: u32 = 4096;
+/// The same of connections.
+const CONNECTION: Duration = Duration::from_millis(10);
+const CONNECTIONS: u32 = 64;
+/// Lines that a port's front ends have logged at once, and how often one more is; the others are left out, lest they fill the log.
+const LINES: u32 = 32;
+const LINE: Duration = Duration::from_secs(10);
 
 /// What the control thread owns.
 pub(super) struct Control {
@@ -30,10 +35,12 @@ pub(super) struct Control {
     listener: Option<Listener>,
     stop: Arc<OwnedFd>,
     events: Box<dyn DeviceEvents>,
-    /// Errors logged in this connection.
-    logged: u64,
-    /// When the messages so far would have been due.
-    due: Instant,
+    /// These are kept over connections: a front end can come again.
+    messages: Pace,
+    connections: Pace,
+    lines: Pace,
+    /// Whether a line was left out last.
+    silent: bool,
 }
 
 impl Control {
@@ -44,7 +51,17 @@ impl Control {
         stop: Arc<OwnedFd>,
         events: Box<dyn DeviceEvents>,
     ) -> Self {
-        Self { config, device, listener, stop, events, logged: 0, due: Instant::now() }
+        Self {
+            config,
+            device,
+            listener,
+            stop,
+            events,
+            messages: Pace::new(MESSAGE, MESSAGES),
+            connections: Pace::new(CONNECTION, CONNECTIONS),
+            lines: Pace::new(LINE, LINES),
+            silent: false,
+        }
     }
 
     /// Runs until it is told to stop.
@@ -52,8 +69,9 @@ impl Control {
         let path = self.config.path.display().to_string();
         tracing::info!(path, role = %self.config.role, "vhost back end waits for a front end");
         while let Some(socket) = self.next_front_end() {
-            tracing::info!(path, "front end connected");
-            self.logged = 0;
+            if self.has_line() {
+                tracing::info!(path, "front end connected");
+            }
             {
                 let mut status = self.device.state();
                 status.connected = true;
@@ -64,7 +82,9 @@ impl Control {
             match self.serve(&mut session, socket) {
                 Ok(()) => {}
                 Err(ControlError::Connection(ConnectionError::Closed)) => {
-                    tracing::info!(path, "front end disconnected");
+                    if self.has_line() {
+                        tracing::info!(path, "front end disconnected");
+                    }
                 }
                 Err(error) => self.record(error),
             }
@@ -83,7 +103,8 @@ impl Control {
         // A stop is looked for before anybody is taken on who would be left at once. A client whose connection has just
         // ended gives the front end a moment.
         let again = self.listener.is_none() && self.device.state().connects > 0;
-        let mut waiting = self.wait(None, Some(if again { RETRY } else { Duration::ZERO }));
+        let pause = if again { RETRY } else { self.connections.pause(Instant::now()) };
+        let mut waiting = self.wait(None, Some(pause));
         loop {
             match waiting {
                 Ok(Wake { stop: false, .. }) => {}
@@ -97,9 +118,10 @@ impl Control {
                 Some(listener) => listener.accept(),
                 None => connect(&self.config.path).map(Some),
             };
+            let kept = self.device.let_go().then_some(LOOK);
             waiting = match next {
                 Ok(Some(socket)) => return Some(socket),
-                Ok(None) => self.wait(self.listener.as_ref().map(AsFd::as_fd), None),
+                Ok(None) => self.wait(self.listener.as_ref().map(AsFd::as_fd), kept),
                 Err(error) => {
                     // Once in a row: a client may try for hours.
                     if !std::mem::replace(&mut failed, true) {
@@ -124,7 +146,7 @@ impl Control {
                 && let Some(received) = connection.receive()?
             {
                 self.message(session, &connection, received)?;
-                let pause = self.pause(Instant::now());
+                let pause = self.messages.pause(Instant::now());
                 if !pause.is_zero() && self.wait(None, Some(pause))?.stop {
                     return Ok(());
                 }
@@ -139,12 +161,6 @@ impl Control {
         }
     }
 
-    /// How long the next message has to wait. It is kept over connections: a front end can come again.
-    fn pause(&mut self, now: Instant) -> Duration {
-        self.due = self.due.max(now) + MESSAGE;
-        self.due.saturating_duration_since(now + AHEAD)
-    }
-
     /// Carries out one message and answers it.
     fn message(
         &mut self,
@@ -157,6 +173,7 @@ impl Control {
         let mut result =
             received.request().map_err(ControlError::from).and_then(|request| session.handle(request));
         session.show();
+        self.device.let_go();
         let acknowledge = header.need_reply && session.acknowledges();
         let reply = match &mut result {
             Ok(reply @ Some(_)) => reply.take(),
@@ -195,13 +212,21 @@ impl Control {
 
     /// Logs what went wrong and lets it be seen.
     fn record(&mut self, error: ControlError) {
-        if self.logged < LOGGED {
+        if self.has_line() {
             tracing::warn!(path = %self.config.path.display(), "{error}");
-        } else if self.logged == LOGGED {
-            tracing::warn!(path = %self.config.path.display(), "more of this front end's errors are only counted");
         }
-        self.logged += 1;
         self.device.state().last_error = Some(Arc::new(error));
+    }
+
+    /// Whether there is a line for what a front end has done.
+    fn has_line(&mut self) -> bool {
+        let allowed = self.lines.allows(Instant::now());
+        let before = std::mem::replace(&mut self.silent, !allowed);
+        if !allowed && !before {
+            let path = self.config.path.display();
+            tracing::warn!(%path, "more than {LINES} lines about front ends; from now on one every {LINE:?}");
+        }
+        allowed
     }
 
     /// Waits until `other` is readable or we are told to stop.

@@ -1,10 +1,14 @@
 //! The device: what applications see of a back end, and how they are told about it.
 
 use offcore_dma::Binding;
+use std::any::Any;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use rustix::fs::FallocateFlags;
 
 use super::{BackendConfig, Status};
 use crate::cell::{Unanswered, VringCell, Wanted};
@@ -60,6 +64,11 @@ struct Shared {
     asynchronous: bool,
     timeout: Duration,
     status: Mutex<Status>,
+    /// What front ends have taken back, while workers may still use it. To close the last reference of somebody else's file may take
+    /// long: a worker's is never the last.
+    retired: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
+    /// The region of what is in flight that was made last.
+    inflight: Mutex<Option<OwnedFd>>,
 }
 
 impl Device {
@@ -73,6 +82,8 @@ impl Device {
             asynchronous: config.asynchronous,
             timeout: config.timeout,
             status: Mutex::new(Status { vrings, ..Status::default() }),
+            retired: Mutex::default(),
+            inflight: Mutex::default(),
         }))
     }
 
@@ -138,6 +149,28 @@ impl Device {
     /// What the control thread lets be seen. Held for a few stores only, never over a callback or a wait.
     pub(super) fn state(&self) -> MutexGuard<'_, Status> {
         self.0.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps what a front end has taken back until no worker has it any more.
+    pub(super) fn retire(&self, what: Arc<dyn Any + Send + Sync>) {
+        self.0.retired.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+    }
+
+    /// Drops what no worker has any more; whether there is more.
+    pub(super) fn let_go(&self) -> bool {
+        let mut retired = self.0.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        retired.retain(|what| Arc::strong_count(what) > 1);
+        !retired.is_empty()
+    }
+
+    /// Keeps a region of what is in flight; the one before has no memory any more.
+    pub(super) fn keep_inflight(&self, region: OwnedFd) {
+        let mut kept = self.0.inflight.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = kept.replace(region) {
+            let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            // It is ours, so nothing can fail.
+            let _ = rustix::fs::fallocate(before, holes, 0, i64::MAX as u64);
+        }
     }
 
     pub(super) fn timeout(&self) -> Duration {

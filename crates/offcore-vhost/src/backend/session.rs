@@ -46,6 +46,8 @@ pub(super) struct Session {
     log: Option<Arc<DirtyLog>>,
     /// Where what is in flight outlives this process, by virtqueue.
     inflight: Vec<Inflight>,
+    /// Bytes that are mapped for it.
+    inflight_len: u64,
     rings: Vec<Ring>,
     /// Whether the application has been told of the device.
     created: bool,
@@ -70,6 +72,7 @@ impl Session {
             memory: None,
             log: None,
             inflight: Vec::new(),
+            inflight_len: 0,
             rings,
             created: false,
             announced,
@@ -213,6 +216,7 @@ impl Session {
     /// Looks at what no message tells: memory that vanished, which ends the connection, and virtqueues that broke, which
     /// are returned.
     pub(super) fn look(&mut self) -> Result<Vec<ControlError>, ControlError> {
+        self.device.let_go();
         let log_vanished = self.log.as_ref().is_some_and(|log| log.has_vanished());
         let inflight_vanished = self.inflight.first().is_some_and(Inflight::has_vanished);
         if log_vanished || inflight_vanished || self.memory.as_ref().is_some_and(|memory| memory.vanished()) {
@@ -273,10 +277,17 @@ impl Session {
     /// A worker that does not let go. It keeps the memory until it does.
     pub(super) fn tear_down(&mut self) -> Result<(), ControlError> {
         let stopped = self.stop(|_| true);
-        self.rings.iter_mut().for_each(Ring::reset);
-        (self.memory, self.log) = (None, None);
+        // A worker that has not answered lets go of them later.
+        let device = &self.device;
+        for ring in &mut self.rings {
+            ring.kick.take().into_iter().chain(ring.call.take()).for_each(|event| device.retire(event));
+            ring.reset();
+        }
+        self.memory.take().into_iter().for_each(|memory| device.retire(memory));
+        self.log.take().into_iter().for_each(|log| device.retire(log));
         self.inflight.clear();
         self.back_channel = None;
+        device.let_go();
         stopped.map(drop)
     }
 

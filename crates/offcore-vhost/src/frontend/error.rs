@@ -55,6 +55,8 @@ pub enum FrontEndError {
     Table(#[from] TableError),
     /// GET_VRING_BASE: the back end replies {found:?} for virtqueue {queue}
     Base { queue: usize, found: Option<VringState> },
+    /// io_setup: {source}; signals to a back end need asynchronous I/O: raise fs.aio-max-nr, or have the sandbox allow it
+    Signals { source: std::io::Error },
     /// {what}: {source}
     System { what: &'static str, source: std::io::Error },
 }

@@ -6,6 +6,7 @@ use offcore_mem::{Hugepages, Mapping};
 use offcore_ring::Inflight;
 use offcore_vhost::features::{self, VIRTIO_F_RING_PACKED};
 use offcore_vhost::message::{Code, InflightArea, Reply, Request};
+use offcore_vhost::{Backend, BackendConfig};
 
 use crate::peer::*;
 
@@ -149,4 +150,43 @@ fn region_that_vanishes_ends_the_connection() {
     peer.closed();
     error_says(backend.device(), "guest memory has vanished");
     still_serves(&backend);
+}
+
+/// What is made for a front end is this process's memory, however long the front end keeps the file.
+#[test]
+fn regions_do_not_add_up() {
+    let memory = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_blocks as u64 * 512;
+    let (_dir, backend, _guest, mut peer) = connected();
+    let mut kept: Vec<OwnedFd> = (0..3).map(|_| region(&mut peer).1).collect();
+    drop(peer);
+    let mut peer = Peer::negotiated(backend.device().path());
+    let (area, fd) = region(&mut peer);
+    assert!(kept.iter().all(|fd| memory(fd) == 0) && memory(&fd) >= area.size);
+    assert_eq!(peer.ask(Request::SetInflightFd(area, fd.as_fd())), 0);
+    kept.push(fd);
+    // It stays for as long as nobody asks for another one.
+    drop(peer);
+    let mut peer = Peer::negotiated(backend.device().path());
+    assert_eq!(peer.ask(Request::SetInflightFd(area, kept[3].as_fd())), 0);
+    drop(peer);
+    // Nor is one made that takes more than the port may have, or under a running virtqueue.
+    let dir = Dir::new();
+    let config = BackendConfig { max_memory: 4096, ..BackendConfig::new(dir.file("vhost.sock")) };
+    let small = Backend::start(config, Box::new(())).unwrap();
+    for (backend, why, runs) in [
+        (&small, "1 MiB of guest memory, expected at most 0", false),
+        (&backend, "virtqueue 1 is running", true),
+    ] {
+        let guest = Guest::new();
+        let mut peer = match runs {
+            true => Peer::with_memory(backend.device().path(), &guest),
+            false => Peer::negotiated(backend.device().path()),
+        };
+        if runs {
+            peer.start_ring(1);
+        }
+        peer.send(Request::GetInflightFd(ASKED));
+        peer.closed();
+        error_says(backend.device(), why);
+    }
 }

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use offcore_mem::{Hugepages, Mapping, RegionCache};
 use offcore_vhost::backend::RingState;
-use offcore_vhost::message::{MemoryRegion, Request};
+use offcore_vhost::message::{InflightArea, LogArea, MemoryRegion, Request};
 use offcore_vhost::{Backend, BackendConfig, FrontEnd, FrontEndConfig, MemoryFd};
 
 use crate::peer::*;
@@ -62,6 +62,19 @@ fn no_more_is_mapped_than_a_port_may_have() {
     );
     assert_eq!(peer.ask(table(&[(0, 8 << 20)])), 0);
     assert_eq!(backend.device().status().regions, 1);
+    // What is mapped beside it counts as much, together.
+    let log = |size| Request::SetLogBase(LogArea { size, offset: 0 }, fd.as_fd());
+    assert_eq!(peer.ask(table(&[(0, 5 << 20)])), 0);
+    peer.send(log(4 << 20));
+    peer.closed();
+    error_says(backend.device(), "9 MiB of guest memory, expected at most 8");
+    let mut peer = Peer::negotiated(&dir.file("vhost.sock"));
+    assert_eq!(peer.ask(log(2 << 20)), 0);
+    let area = InflightArea { size: 2 << 20, offset: 0, queues: 2, queue_size: 256 };
+    assert_eq!(peer.ask(Request::SetInflightFd(area, fd.as_fd())), 0);
+    refused(&backend, &mut peer, table(&[(0, 5 << 20)]), "9 MiB of guest memory, expected at most 8");
+    refused(&backend, &mut peer, add(0, 5 << 20), "9 MiB of guest memory, expected at most 8");
+    assert_eq!(peer.ask(add(0, 4 << 20)), 0);
     // Who says nothing gives no more than there is.
     let default = BackendConfig::new("/").max_memory;
     assert!((1 << 20..1 << 46).contains(&default), "{default}");

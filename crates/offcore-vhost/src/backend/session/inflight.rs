@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use offcore_mem::mapping::MemoryError;
 use offcore_mem::sigbus::Guarded;
 use offcore_mem::{Hugepages, Mapping};
 use offcore_ring::Inflight;
@@ -14,12 +15,21 @@ use crate::features::VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD;
 use crate::message::{Code, InflightArea, Reply};
 
 impl Session {
-    /// Makes a region, which the front end is given and then gives back.
+    /// Makes a region, which the front end is given and then gives back. Its memory is this process's, so the one that was made before
+    /// loses its own: a front end that wants another one has no use for it.
     pub(super) fn get_inflight_fd(&mut self, found: InflightArea) -> Result<Reply<OwnedFd>, ControlError> {
         let code = Code::GET_INFLIGHT_FD;
         let len = self.check_inflight(code, &found)?;
-        let (_mapping, fd) = Mapping::memfd("offcore-inflight", len, Hugepages::None)
-            .map_err(|source| ControlError::Mapping { code, guest: 0, source })?;
+        if let Some(ring) = self.rings.iter().find(|ring| ring.running) {
+            return Err(ControlError::Running { code, queue: ring.queue });
+        }
+        memory::check(code, [len as u64].into_iter(), self.max_memory)?;
+        let failed = |source| ControlError::Mapping { code, guest: 0, source };
+        let (_mapping, fd) = Mapping::memfd("offcore-inflight", len, Hugepages::None).map_err(failed)?;
+        let kept = rustix::io::fcntl_dupfd_cloexec(&fd, 0)
+            .map_err(|source| failed(MemoryError::System { what: "dup", len, source }))?;
+        self.inflight.clear();
+        self.device.keep_inflight(kept);
         Ok(Reply::Inflight(InflightArea { size: len as u64, offset: 0, ..found }, fd))
     }
 
@@ -34,8 +44,10 @@ impl Session {
             let InflightArea { size, offset, .. } = area;
             return Err(ControlError::InflightArea { size, offset, expected: len });
         }
-        let regions = self.memory.as_ref().map_or(&[][..], |memory| memory.regions());
-        let (mapping, offset) = memory::beside(code, (area.size, area.offset), fd, regions, self.max_memory)?;
+        self.inflight.clear();
+        let (mapping, offset) =
+            memory::beside(code, (area.size, area.offset), fd, self.mapped(), self.max_memory)?;
+        self.inflight_len = mapping.len() as u64;
         let mapping = Arc::new(Guarded::new(mapping));
         let part = |queue| {
             let offset = offset + usize::from(queue) * Inflight::len(area.queue_size);

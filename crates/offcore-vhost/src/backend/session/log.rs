@@ -19,11 +19,14 @@ impl Session {
     pub(super) fn set_log_base(&mut self, area: LogArea, fd: &OwnedFd) -> Result<(), ControlError> {
         let code = Code::SET_LOG_BASE;
         self.needs(code, VHOST_USER_PROTOCOL_F_LOG_SHMFD, "LOG_SHMFD")?;
-        let regions = self.memory.as_ref().map_or(&[][..], |memory| memory.regions());
-        let (mapping, offset) = memory::beside(code, (area.size, area.offset), fd, regions, self.max_memory)?;
+        // The present one stays until the workers have the new one.
+        let (mapping, offset) =
+            memory::beside(code, (area.size, area.offset), fd, self.mapped(), self.max_memory)?;
         let log = DirtyLog::new(mapping, offset, usize::try_from(area.size).unwrap_or(usize::MAX));
         self.check_log(code, self.features.unwrap_or(0), Some(&log), self.memory.as_ref())?;
-        self.log = Some(Arc::new(log));
+        if let Some(before) = self.log.replace(Arc::new(log)) {
+            self.device.retire(before);
+        }
         if self.logs() { self.adjust_all() } else { Ok(()) }
     }
 

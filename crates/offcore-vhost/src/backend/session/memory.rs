@@ -19,7 +19,7 @@ impl Session {
         &mut self,
         regions: Vec<(MemoryRegion, OwnedFd)>,
     ) -> Result<(), ControlError> {
-        let memory = Arc::new(memory::table(regions, self.max_memory)?);
+        let memory = Arc::new(memory::table(regions, self.mapped_beside(), self.max_memory)?);
         let features = self.features.unwrap_or(0);
         self.check_log(Code::SET_MEM_TABLE, features, self.log.as_deref(), Some(&memory))?;
         for ring in self.rings.iter().filter(|ring| ring.running) {
@@ -37,7 +37,7 @@ impl Session {
         if regions.len() >= MAX_SLOTS {
             return Err(ControlError::Slots { guest: region.guest });
         }
-        let added = memory::region(code, region, fd, &regions, self.max_memory)?;
+        let added = memory::region(code, region, fd, (&regions, self.mapped_beside()), self.max_memory)?;
         regions.push(Arc::new(added));
         let memory = GuestMemory::sharing(regions).map_err(|source| ControlError::Table { code, source })?;
         let memory = Arc::new(memory);
@@ -57,6 +57,18 @@ impl Session {
         }
         let memory = GuestMemory::sharing(regions).map_err(|source| ControlError::Table { code, source })?;
         self.exchange(Some(Arc::new(memory)).filter(|memory| !memory.regions().is_empty()), true)
+    }
+
+    /// Bytes that are mapped.
+    pub(super) fn mapped(&self) -> u64 {
+        let regions = self.memory.as_ref().map_or(&[][..], |memory| memory.regions());
+        memory::mapped(regions).saturating_add(self.mapped_beside())
+    }
+
+    /// Those that are not guest memory.
+    fn mapped_beside(&self) -> u64 {
+        let log = self.log.as_ref().map_or(0, |log| log.mapped());
+        log.saturating_add(if self.inflight.is_empty() { 0 } else { self.inflight_len })
     }
 
     /// The regions but for one, and how many that is.

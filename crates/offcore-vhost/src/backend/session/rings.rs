@@ -94,17 +94,25 @@ impl Session {
         let code = Code::SET_VRING_KICK;
         let ring = self.ring(code, event.index.into())?;
         // A worker that sleeps waits for it and reads it.
-        ring.kick = event.fd.map(|fd| eventfd(code, ring.queue, fd)).transpose()?.map(Arc::new);
+        let kick = event.fd.map(|fd| eventfd(code, ring.queue, fd)).transpose()?.map(Arc::new);
+        let before = std::mem::replace(&mut ring.kick, kick);
         ring.started = true;
         let queue = ring.queue;
+        if let Some(before) = before {
+            self.device.retire(before);
+        }
         self.adjust(queue)
     }
 
     pub(super) fn set_vring_call(&mut self, event: VringFd<OwnedFd>) -> Result<(), ControlError> {
         let code = Code::SET_VRING_CALL;
         let ring = self.ring(code, event.index.into())?;
-        ring.call = event.fd.map(|fd| eventfd(code, ring.queue, fd)).transpose()?.map(Arc::new);
+        let call = event.fd.map(|fd| eventfd(code, ring.queue, fd)).transpose()?.map(Arc::new);
+        let before = std::mem::replace(&mut ring.call, call);
         let queue = ring.queue;
+        if let Some(before) = before {
+            self.device.retire(before);
+        }
         self.adjust(queue)
     }
 
