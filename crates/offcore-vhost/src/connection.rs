@@ -15,14 +15,17 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    SendAncillaryMessage, SendFlags, Shutdown,
 };
 
 use crate::message::{HEADER, Header, MAX_FDS, MessageError, Reply, Request};
+use crate::passed::{Errands, PassedFd};
 
 pub(crate) use socket::{Listener, connect, peer_user};
 pub use socket::{Role, SocketAccess, SocketError};
 
+/// File descriptors that can come at once (`SCM_MAX_FD`).
+const PASSED: usize = 253;
 /// How long a sender waits for a peer that does not read.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -53,7 +56,7 @@ pub struct Received {
     pub header: Header,
     pub payload: Vec<u8>,
     /// The file descriptors that came with it, close-on-exec.
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<PassedFd>,
     /// Whether file descriptors were lost on the way.
     pub fds_lost: bool,
 }
@@ -63,7 +66,7 @@ impl Received {
     ///
     /// # Errors
     /// See [`Request::decode`]. The file descriptors are closed.
-    pub fn request(self) -> Result<Request<OwnedFd>, MessageError> {
+    pub fn request(self) -> Result<Request<PassedFd>, MessageError> {
         if self.fds_lost {
             return Err(MessageError::FdsLost { code: self.header.code });
         }
@@ -74,7 +77,7 @@ impl Received {
     ///
     /// # Errors
     /// See [`Reply::decode`].
-    pub fn reply(self, code: crate::message::Code) -> Result<Reply<OwnedFd>, MessageError> {
+    pub fn reply(self, code: crate::message::Code) -> Result<Reply<PassedFd>, MessageError> {
         Reply::decode(code, &self.header, &self.payload, self.fds)
     }
 }
@@ -82,7 +85,9 @@ impl Received {
 /// One end of a connection.
 #[derive(Debug)]
 pub struct Connection {
-    socket: OwnedFd,
+    /// Descriptors may be on their way in it.
+    socket: PassedFd,
+    errands: Errands,
     partial: Partial,
 }
 
@@ -94,7 +99,7 @@ struct Partial {
     header: Option<Header>,
     payload: Vec<u8>,
     payload_len: usize,
-    fds: Vec<OwnedFd>,
+    fds: Vec<PassedFd>,
     fds_lost: bool,
 }
 
@@ -104,9 +109,18 @@ impl Connection {
     /// # Errors
     /// When it cannot be made non-blocking.
     pub fn new(socket: OwnedFd) -> Result<Self, ConnectionError> {
+        Self::with_errands(socket, &Errands::default())
+    }
+
+    /// The same, with what may have to wait for the peer done by `errands`.
+    ///
+    /// # Errors
+    /// As [`Connection::new`].
+    pub(crate) fn with_errands(socket: OwnedFd, errands: &Errands) -> Result<Self, ConnectionError> {
         rustix::io::ioctl_fionbio(&socket, true)
             .map_err(ConnectionError::system("making a socket non-blocking"))?;
-        Ok(Self { socket, partial: Partial::default() })
+        let socket = PassedFd::new(socket, errands);
+        Ok(Self { socket, errands: errands.clone(), partial: Partial::default() })
     }
 
     /// Sends bytes as they are, whatever they are, with file descriptors beside the first of them.
@@ -211,7 +225,8 @@ impl Connection {
         let partial = &mut self.partial;
         while partial.head_len < HEADER {
             let into = &mut partial.head[partial.head_len..];
-            match receive_some(&self.socket, into, &mut partial.fds, &mut partial.fds_lost)? {
+            match receive_some((&self.socket, &self.errands), into, &mut partial.fds, &mut partial.fds_lost)?
+            {
                 None => return Ok(false),
                 Some(0) if partial.head_len == 0 => return Err(ConnectionError::Closed),
                 Some(0) => {
@@ -229,7 +244,8 @@ impl Connection {
         let partial = &mut self.partial;
         while partial.payload_len < partial.payload.len() {
             let into = &mut partial.payload[partial.payload_len..];
-            match receive_some(&self.socket, into, &mut partial.fds, &mut partial.fds_lost)? {
+            match receive_some((&self.socket, &self.errands), into, &mut partial.fds, &mut partial.fds_lost)?
+            {
                 None => return Ok(false),
                 Some(0) => {
                     let (received, expected) = (partial.payload_len, partial.payload.len());
@@ -242,6 +258,18 @@ impl Connection {
     }
 }
 
+impl Drop for Connection {
+    /// The peer learns of it at once, however long it has us close the socket.
+    fn drop(&mut self) {
+        // One that the peer has closed already is no error.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        // Nothing more can come, so that it waits for nobody if nothing has.
+        if rustix::io::ioctl_fionread(&self.socket) == Ok(0) {
+            self.socket.close();
+        }
+    }
+}
+
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -251,12 +279,13 @@ impl AsFd for Connection {
 /// Receives what there is into `into`, at most its length: `None` when there is nothing, 0 at the end. Every file
 /// descriptor that comes is either added to `fds` or closed and noted in `lost`.
 fn receive_some(
-    socket: &OwnedFd,
+    (socket, errands): (&PassedFd, &Errands),
     into: &mut [u8],
-    fds: &mut Vec<OwnedFd>,
+    fds: &mut Vec<PassedFd>,
     lost: &mut bool,
 ) -> Result<Option<usize>, ConnectionError> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    // For all: others the kernel would close at once, and wait.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PASSED))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let message = loop {
@@ -272,7 +301,7 @@ fn receive_some(
     *lost |= message.flags.contains(ReturnFlags::CTRUNC);
     for control in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = control {
-            fds.extend(received);
+            fds.extend(received.map(|fd| PassedFd::new(fd, errands)));
         }
     }
     if fds.len() > MAX_FDS {

@@ -118,8 +118,8 @@ impl Signaller {
         match self.submit(&mut read) {
             // The completions of the last ones have not been collected. Threads that share it may fill it again.
             Err(Errno::AGAIN) => {
-                let again = (0..TRIES).map(|_| self.collect().and_then(|()| self.submit(&mut read)));
-                again.skip_while(|outcome| *outcome == Err(Errno::AGAIN)).next().unwrap_or(Err(Errno::AGAIN))
+                let mut again = (0..TRIES).map(|_| self.collect().and_then(|()| self.submit(&mut read)));
+                again.find(|outcome| *outcome != Err(Errno::AGAIN)).unwrap_or(Err(Errno::AGAIN))
             }
             outcome => outcome,
         }

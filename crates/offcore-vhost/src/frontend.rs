@@ -33,6 +33,7 @@ use crate::features::{
     VIRTIO_F_INDIRECT_DESC, VIRTIO_NET_F_MRG_RXBUF, is_packed,
 };
 use crate::message::{Code, InflightArea, MemoryRegion, Reply, Request, VringFd, VringState};
+use crate::passed::PassedFd;
 
 pub use error::FrontEndError;
 use queue::RingMemory;
@@ -137,7 +138,7 @@ pub struct FrontEnd {
     described: Vec<Described>,
     rings: Arc<RingMemory>,
     /// Where the back end notes what is in flight.
-    inflight: Option<(InflightArea, OwnedFd)>,
+    inflight: Option<(InflightArea, PassedFd)>,
     queues: Vec<DriverQueue>,
     /// Where each virtqueue begins, as SET_VRING_BASE has it.
     bases: Vec<u32>,
@@ -390,7 +391,7 @@ impl FrontEnd {
     }
 
     /// Sends a request and waits for its reply.
-    fn query(&mut self, request: Request<BorrowedFd<'_>>) -> Result<Reply<OwnedFd>, FrontEndError> {
+    fn query(&mut self, request: Request<BorrowedFd<'_>>) -> Result<Reply<PassedFd>, FrontEndError> {
         let code = request.code();
         self.connection.send_request(request, false)?;
         self.reply(code)
@@ -404,7 +405,7 @@ impl FrontEnd {
         }
     }
 
-    fn reply(&mut self, code: Code) -> Result<Reply<OwnedFd>, FrontEndError> {
+    fn reply(&mut self, code: Code) -> Result<Reply<PassedFd>, FrontEndError> {
         let received = self.connection.receive_until(Instant::now() + self.timeout)?;
         let received = received.ok_or(FrontEndError::NoReply { code, waited: self.timeout })?;
         Ok(received.reply(code)?)

@@ -16,6 +16,7 @@ pub mod features;
 pub mod frontend;
 pub mod message;
 pub mod pair;
+mod passed;
 mod pieces;
 mod room;
 #[cfg(any(test, feature = "testing"))]
@@ -29,3 +30,4 @@ pub use dequeue::Dequeue;
 pub use enqueue::Enqueue;
 pub use frontend::{DriverQueue, FrontEnd, FrontEndConfig, MemoryFd};
 pub use pair::Pair;
+pub use passed::PassedFd;

@@ -11,6 +11,7 @@ use super::session::Session;
 use super::{BackendConfig, ControlError, Device, DeviceEvents};
 use crate::connection::{Connection, ConnectionError, Listener, Received, connect, poll};
 use crate::message::Reply;
+use crate::passed::Errands;
 
 /// How long after a failure to connect or to accept is tried again.
 const RETRY: Duration = Duration::from_millis(200);
@@ -23,6 +24,8 @@ const MESSAGES: u32 = 4096;
 /// The same of connections.
 const CONNECTION: Duration = Duration::from_millis(10);
 const CONNECTIONS: u32 = 64;
+/// Errands that may be left before nothing more is taken from the port's front ends.
+const ERRANDS: usize = 64;
 /// Lines that a port's front ends have logged at once, and how often one more is; the others are left out, lest they fill the log.
 const LINES: u32 = 32;
 const LINE: Duration = Duration::from_secs(10);
@@ -39,6 +42,8 @@ pub(super) struct Control {
     messages: Pace,
     connections: Pace,
     lines: Pace,
+    /// What may have to wait for a front end.
+    errands: Errands,
     /// Whether a line was left out last.
     silent: bool,
 }
@@ -60,6 +65,7 @@ impl Control {
             messages: Pace::new(MESSAGE, MESSAGES),
             connections: Pace::new(CONNECTION, CONNECTIONS),
             lines: Pace::new(LINE, LINES),
+            errands: Errands::default(),
             silent: false,
         }
     }
@@ -114,6 +120,10 @@ impl Control {
                     return None;
                 }
             }
+            if self.errands.left() >= ERRANDS {
+                waiting = self.wait(None, Some(RETRY));
+                continue;
+            }
             let next = match &self.listener {
                 Some(listener) => listener.accept(),
                 None => connect(&self.config.path).map(Some),
@@ -135,12 +145,15 @@ impl Control {
 
     /// Serves a front end until it goes, has to go, or we are told to stop.
     fn serve(&mut self, session: &mut Session, socket: OwnedFd) -> Result<(), ControlError> {
-        let mut connection = Connection::new(socket)?;
+        let mut connection = Connection::with_errands(socket, &self.errands)?;
         let mut looked = Instant::now();
         loop {
             let wake = self.wait(Some(connection.as_fd()), Some(LOOK))?;
             if wake.stop {
                 return Ok(());
+            }
+            if self.errands.left() >= ERRANDS {
+                return Err(ControlError::Errands { left: self.errands.left() });
             }
             if wake.ready
                 && let Some(received) = connection.receive()?

@@ -57,7 +57,7 @@ pub enum ControlError {
     Mtu { found: u64, max: u16 },
     /// SET_STATUS: {found:#x}, expected one byte
     Status { found: u64 },
-    /// {code}: the file descriptor is not a socket
+    /// {code}: the file descriptor is not a Unix socket
     NotASocket { code: Code },
     /// {code}: region {guest:#x}+{size:#x} at file offset {mmap_offset:#x} is empty or wraps around
     Region { code: Code, guest: u64, size: u64, mmap_offset: u64 },
@@ -85,6 +85,8 @@ pub enum ControlError {
     NoLog { code: Code },
     /// {code}: the log of dirty pages ends at guest address {log_end:#x}, expected at least {expected:#x}
     LogTooShort { code: Code, log_end: u64, expected: u64 },
+    /// {left} file descriptors of this port's front ends are not closed yet: whoever holds them keeps us waiting
+    Errands { left: usize },
     /// {0}
     Unanswered(#[from] Unanswered),
     /// guest memory has vanished: a file of the memory table, or of the log, was truncated while the device used it
@@ -99,7 +101,7 @@ impl ControlError {
     /// Whether nothing but closing the connection is left.
     pub(super) fn ends_connection(&self) -> bool {
         match self {
-            Self::Connection(_) | Self::Unanswered(_) | Self::Vanished => true,
+            Self::Connection(_) | Self::Errands { .. } | Self::Unanswered(_) | Self::Vanished => true,
             Self::Message(error) => error.loses_the_stream(),
             _ => false,
         }

@@ -1,6 +1,6 @@
 //! Guest memory as a front end describes it.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use offcore_mem::mapping::MemoryError;
@@ -8,6 +8,7 @@ use offcore_mem::{GuestMemory, GuestRegion, Mapping};
 
 use super::ControlError;
 use crate::message::{Code, MemoryRegion};
+use crate::passed::PassedFd;
 
 /// File systems whose pages come from the kernel (linux/magic.h): memfds and shared memory, hugepages, and disks of this
 /// machine. On others (FUSE, a network's) whoever serves the file could keep a worker that touches a page waiting for ever.
@@ -24,7 +25,7 @@ const BTRFS: i64 = 0x9123_683e;
 /// Maps the regions of a memory table, of `most` bytes at most with the `beside` that are mapped and stay. The files are closed; the
 /// mappings stay as long as the table.
 pub(super) fn table(
-    regions: Vec<(MemoryRegion, OwnedFd)>,
+    regions: Vec<(MemoryRegion, PassedFd)>,
     beside: u64,
     most: u64,
 ) -> Result<GuestMemory, ControlError> {
@@ -41,7 +42,7 @@ pub(super) fn table(
 pub(super) fn region(
     code: Code,
     region: &MemoryRegion,
-    fd: &OwnedFd,
+    fd: &PassedFd,
     (others, beside): (&[Arc<GuestRegion>], u64),
     most: u64,
 ) -> Result<GuestRegion, ControlError> {
@@ -55,7 +56,7 @@ pub(super) fn region(
 pub(super) fn beside(
     code: Code,
     (size, offset): (u64, u64),
-    fd: &OwnedFd,
+    fd: &PassedFd,
     mapped: u64,
     most: u64,
 ) -> Result<(Mapping, usize), ControlError> {
@@ -92,7 +93,7 @@ struct Part {
 }
 
 impl Part {
-    fn of(code: Code, region: &MemoryRegion, fd: &OwnedFd) -> Result<Self, ControlError> {
+    fn of(code: Code, region: &MemoryRegion, fd: &PassedFd) -> Result<Self, ControlError> {
         let &MemoryRegion { guest, size, mmap_offset, .. } = region;
         let page = page_size(code, guest, fd)?;
         // A region need not begin or end at a page, least of all at a hugepage, but a mapping does.
@@ -109,7 +110,7 @@ impl Part {
     }
 }
 
-fn map(code: Code, region: &MemoryRegion, fd: &OwnedFd, part: &Part) -> Result<GuestRegion, ControlError> {
+fn map(code: Code, region: &MemoryRegion, fd: &PassedFd, part: &Part) -> Result<GuestRegion, ControlError> {
     let &MemoryRegion { guest, size, user, .. } = region;
     let mapping = Mapping::shared(fd.as_fd(), part.begin, part.len)
         .map_err(|source| ControlError::Mapping { code, guest, source })?;
@@ -118,8 +119,8 @@ fn map(code: Code, region: &MemoryRegion, fd: &OwnedFd, part: &Part) -> Result<G
 }
 
 /// Bytes of a page of the file.
-fn page_size(code: Code, guest: u64, fd: &OwnedFd) -> Result<u64, ControlError> {
-    let stat = rustix::fs::fstatfs(fd).map_err(|source| {
+fn page_size(code: Code, guest: u64, fd: &PassedFd) -> Result<u64, ControlError> {
+    let stat = fd.file_system().map_err(|source| {
         let source = MemoryError::System { what: "fstatfs", len: 0, source };
         ControlError::Mapping { code, guest, source }
     })?;
@@ -132,11 +133,15 @@ fn page_size(code: Code, guest: u64, fd: &OwnedFd) -> Result<u64, ControlError> 
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
     use super::*;
+    use crate::passed::Errands;
 
     #[test]
     fn withholdable_memory_is_refused() {
-        let region = |fd| {
+        let region = |fd: OwnedFd| {
+            let fd = PassedFd::new(fd, &Errands::default());
             let region = MemoryRegion { guest: 0, size: 4096, user: 0, mmap_offset: 0 };
             super::region(Code::ADD_MEM_REG, &region, &fd, (&[], 0), 4096)
         };

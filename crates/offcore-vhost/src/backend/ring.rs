@@ -1,6 +1,6 @@
 //! One virtqueue as its front end has set it up so far.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use offcore_dma::mover::MoverError;
@@ -14,6 +14,7 @@ use crate::dirty::{DirtyLog, RingLog};
 use crate::eventfd;
 use crate::features::{VHOST_USER_F_PROTOCOL_FEATURES, effective, is_packed};
 use crate::message::Code;
+use crate::passed::{EVENTFD, PassedFd};
 
 /// Where the parts are, in the front end's addresses. Those of a packed ring are its descriptors, the driver's event
 /// suppression in the place of the available ring, and the device's in that of the used ring.
@@ -201,17 +202,14 @@ impl Ring {
 }
 
 /// A file descriptor that workers write to or read from must be an eventfd, and not block.
-pub(super) fn eventfd(code: Code, queue: u16, fd: OwnedFd) -> Result<OwnedFd, ControlError> {
-    let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
-    let found = match &link {
-        Ok(target) => target.to_string_lossy().into_owned(),
-        Err(error) => format!("of unknown kind (/proc/self/fd: {error})"),
-    };
+pub(super) fn eventfd(code: Code, queue: u16, fd: PassedFd) -> Result<OwnedFd, ControlError> {
+    let found = fd.kind().unwrap_or_else(|error| format!("of unknown kind (/proc/self/fd: {error})"));
     let non_blocking = || {
         rustix::fs::fcntl_getfl(&fd).and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK))
     };
-    if found != "anon_inode:[eventfd]" || non_blocking().is_err() {
-        return Err(ControlError::NotAnEventfd { code, queue, found });
+    let is_one = found == EVENTFD && non_blocking().is_ok();
+    match if is_one { fd.into_checked() } else { None } {
+        Some(fd) => Ok(fd),
+        None => Err(ControlError::NotAnEventfd { code, queue, found }),
     }
-    Ok(fd)
 }

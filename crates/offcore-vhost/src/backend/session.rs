@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 use offcore_mem::GuestMemory;
 use offcore_ring::Inflight;
-use rustix::fs::FileType;
+use rustix::net::AddressFamily;
+use rustix::net::sockopt::socket_domain;
 
 use super::device::{Device, DeviceEvents};
 use super::ring::Ring;
@@ -27,6 +28,7 @@ use crate::features::{
     VHOST_USER_PROTOCOL_F_STATUS, VIRTIO_F_VERSION_1,
 };
 use crate::message::{Code, Reply, Request};
+use crate::passed::PassedFd;
 
 /// The state of a device as one front end sees it, from its connection to its end.
 #[derive(Debug)]
@@ -40,7 +42,7 @@ pub(super) struct Session {
     status: u8,
     mtu: Option<u16>,
     /// A socket for requests of ours. We have none to make; what we hold tells the front end that we listen.
-    back_channel: Option<OwnedFd>,
+    back_channel: Option<PassedFd>,
     memory: Option<Arc<GuestMemory>>,
     /// Where what is written is logged, while the features say that it is.
     log: Option<Arc<DirtyLog>>,
@@ -91,7 +93,7 @@ impl Session {
     /// where its addresses say has lost them.
     pub(super) fn handle(
         &mut self,
-        request: Request<OwnedFd>,
+        request: Request<PassedFd>,
     ) -> Result<Option<Reply<OwnedFd>>, ControlError> {
         match request {
             Request::GetFeatures => return Ok(Some(Reply::Value(self.offered))),
@@ -173,11 +175,10 @@ impl Session {
         Ok(())
     }
 
-    fn set_backend_req_fd(&mut self, fd: OwnedFd) -> Result<(), ControlError> {
+    fn set_backend_req_fd(&mut self, fd: PassedFd) -> Result<(), ControlError> {
         let code = Code::SET_BACKEND_REQ_FD;
         self.needs(code, VHOST_USER_PROTOCOL_F_BACKEND_REQ, "BACKEND_REQ")?;
-        let mode = rustix::fs::fstat(&fd).map(|stat| stat.st_mode);
-        if !mode.is_ok_and(|mode| FileType::from_raw_mode(mode) == FileType::Socket) {
+        if socket_domain(&fd) != Ok(AddressFamily::UNIX) {
             return Err(ControlError::NotASocket { code });
         }
         self.back_channel = Some(fd);

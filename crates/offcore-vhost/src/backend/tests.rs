@@ -12,6 +12,7 @@ use offcore_mem::{GuestMemory, Hugepages, Mapping};
 use offcore_ring::RingError;
 
 use super::*;
+use crate::PassedFd;
 use crate::cell::{Report, VringConfig, Wanted};
 use crate::connection::{Connection, connect};
 use crate::message::{MemoryRegion, Reply, Request, VringAddr, VringFd, VringState};
@@ -131,7 +132,7 @@ impl Peer {
     }
 
     /// The reply; `None` when the connection was closed instead.
-    fn ask(&mut self, request: Request<BorrowedFd<'_>>) -> Option<Reply<OwnedFd>> {
+    fn ask(&mut self, request: Request<BorrowedFd<'_>>) -> Option<Reply<PassedFd>> {
         let code = request.code();
         self.connection.send_request(request, true).unwrap();
         let received = self.connection.receive_until(Instant::now() + TIMEOUT).ok()?;
@@ -143,7 +144,7 @@ impl Peer {
         assert!(matches!(self.ask(request), Some(Reply::Value(0))));
     }
 
-    fn table(&mut self) -> Option<Reply<OwnedFd>> {
+    fn table(&mut self) -> Option<Reply<PassedFd>> {
         let fd = self.fd.try_clone().unwrap();
         self.ask(Request::SetMemTable(vec![(self.region, fd.as_fd())]))
     }
@@ -162,7 +163,7 @@ impl Peer {
         }
     }
 
-    fn base(&mut self, index: u32) -> Option<Reply<OwnedFd>> {
+    fn base(&mut self, index: u32) -> Option<Reply<PassedFd>> {
         self.ask(Request::GetVringBase(VringState { index, num: 0 }))
     }
 }
@@ -178,6 +179,28 @@ fn started(name: &str, index: u8) -> (Backend, Worker, Peer) {
 
 fn memory_of(cell: &VringCell) -> Weak<GuestMemory> {
     Arc::downgrade(&cell.wanted().vring.unwrap().memory)
+}
+
+#[test]
+fn worker_is_never_the_last_to_have_a_descriptor() {
+    let (backend, worker, mut peer) = started("last", 0);
+    worker.advance_to(0);
+    let mut set = || {
+        let call = rustix::event::eventfd(0, EventfdFlags::empty()).unwrap();
+        peer.done(Request::SetVringCall(VringFd { index: 0, fd: Some(call.as_fd()) }));
+    };
+    set();
+    let call = || Arc::downgrade(&backend.cells()[0].wanted().vring.unwrap().call.clone().unwrap());
+    let old = call();
+    worker.hold(true);
+    std::thread::scope(|scope| {
+        scope.spawn(&mut set);
+        until("another one is wanted", || !Weak::ptr_eq(&call(), &old));
+        assert!(old.strong_count() >= 2, "the worker's, and one that is dropped later");
+        worker.hold(false);
+    });
+    set();
+    assert_eq!(old.strong_count(), 0);
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! What can go wrong on the front end's side.
 
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use offcore_ring::RingError;
 use crate::backend::MAX_QUEUE_PAIRS;
 use crate::connection::{ConnectionError, SocketError};
 use crate::message::{Code, MessageError, Reply, VringState};
+use crate::passed::PassedFd;
 
 /// Why a front end cannot be, or cannot go on.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
@@ -31,7 +31,7 @@ pub enum FrontEndError {
     /// {code}: no reply of the back end within {waited:?}
     NoReply { code: Code, waited: Duration },
     /// {code}: refused by the back end ({reply:?}); its log says why
-    Refused { code: Code, reply: Reply<OwnedFd> },
+    Refused { code: Code, reply: Reply<PassedFd> },
     /// the back end offers {offered:#x} without VIRTIO_F_VERSION_1 (bit 32); only modern ones are used
     Legacy { offered: u64 },
     /// the back end offers {found} queue pairs (several only with NET_MQ), expected at least {expected}

@@ -305,6 +305,77 @@ fn only_eventfds_are_accepted() {
     }
 }
 
+/// A message that comes without descriptors, and wants no answer.
+const SET_OWNER: u32 = 3;
+
+/// A TCP socket that takes five minutes to be closed by whoever is the last to have it.
+fn lingering() -> (std::net::TcpStream, OwnedFd) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut sender = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (receiver, _) = listener.accept().unwrap();
+    sender.set_nonblocking(true).unwrap();
+    while std::io::Write::write(&mut sender, &[0; 1 << 16]).is_ok() {}
+    let linger = libc::linger { l_onoff: 1, l_linger: 300 };
+    nix::sys::socket::setsockopt(&sender, nix::sys::socket::sockopt::Linger, &linger).unwrap();
+    (receiver, sender.into())
+}
+
+/// By itself, and in another socket in which it is on its way.
+#[test]
+fn descriptors_that_take_long_to_close_hold_nobody_up() {
+    let (_dir, backend, guest, mut peer) = negotiated();
+    let begin = Instant::now();
+    let mut receivers = Vec::new();
+    let mut wrapped = || {
+        let (receiver, socket) = lingering();
+        receivers.push(receiver);
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        Peer::over(ours.into()).raw(b"x", &[socket.as_fd()]);
+        (OwnedFd::from(theirs), lingering())
+    };
+    let (carrier, (receiver, socket)) = wrapped();
+    for fd in [carrier, socket] {
+        peer.message(SET_OWNER, 1, &[], &[fd.as_fd()]);
+    }
+    let (carrier, (other_receiver, socket)) = wrapped();
+    for fd in [&carrier, &socket] {
+        let event = VringFd { index: 0, fd: Some(fd.as_fd()) };
+        refused(&backend, &mut peer, Request::SetVringKick(event), "expected an eventfd");
+    }
+    refused(&backend, &mut peer, Request::SetBackendReqFd(socket.as_fd()), "not a Unix socket");
+    peer.send(Request::SetBackendReqFd(carrier.as_fd()));
+    drop((carrier, socket));
+    assert_eq!(peer.ask(guest.table()), 0);
+    // In messages that nobody reads any more.
+    let (receiver_of_last, socket) = lingering();
+    peer.raw(&[1], &[socket.as_fd()]);
+    drop((socket, peer));
+    still_serves(&backend);
+    backend.stop();
+    assert!(begin.elapsed() < Duration::from_secs(60));
+    drop((receiver, other_receiver, receiver_of_last));
+}
+
+/// Whoever has many of them is served no more.
+#[test]
+fn descriptors_that_take_long_to_close_are_counted() {
+    let (_dir, backend, _guest, mut peer) = negotiated();
+    let (receiver, socket) = lingering();
+    peer.message(SET_OWNER, 1, &[], &[socket.as_fd()]);
+    drop(socket);
+    let (reader, _writer) = std::io::pipe().unwrap();
+    for _ in 0..100 {
+        if !peer.is_alive() {
+            break;
+        }
+        peer.try_raw(&[SET_OWNER, 1, 0].map(u32::to_ne_bytes).concat(), &[reader.as_fd()]);
+    }
+    peer.closed();
+    error_says(backend.device(), "file descriptors of this port's front ends are not closed yet");
+    drop(receiver);
+    still_serves(&backend);
+}
+
 #[test]
 fn memory_that_vanishes_ends_the_connection() {
     let dir = Dir::new();

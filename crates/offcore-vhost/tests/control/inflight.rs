@@ -6,7 +6,7 @@ use offcore_mem::{Hugepages, Mapping};
 use offcore_ring::Inflight;
 use offcore_vhost::features::{self, VIRTIO_F_RING_PACKED};
 use offcore_vhost::message::{Code, InflightArea, Reply, Request};
-use offcore_vhost::{Backend, BackendConfig};
+use offcore_vhost::{Backend, BackendConfig, PassedFd};
 
 use crate::peer::*;
 
@@ -16,7 +16,7 @@ const ASKED: InflightArea = InflightArea { size: 0, offset: 0, queues: 2, queue_
 const VERSION_AT: usize = 8;
 const USED_AT: usize = 16;
 
-fn region(peer: &mut Peer) -> (InflightArea, OwnedFd) {
+fn region(peer: &mut Peer) -> (InflightArea, PassedFd) {
     peer.send(Request::GetInflightFd(ASKED));
     match peer.reply(Code::GET_INFLIGHT_FD).unwrap() {
         Reply::Inflight(area, fd) => (area, fd),
@@ -155,9 +155,9 @@ fn region_that_vanishes_ends_the_connection() {
 /// What is made for a front end is this process's memory, however long the front end keeps the file.
 #[test]
 fn regions_do_not_add_up() {
-    let memory = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_blocks as u64 * 512;
+    let memory = |fd: &PassedFd| rustix::fs::fstat(fd).unwrap().st_blocks as u64 * 512;
     let (_dir, backend, _guest, mut peer) = connected();
-    let mut kept: Vec<OwnedFd> = (0..3).map(|_| region(&mut peer).1).collect();
+    let mut kept: Vec<PassedFd> = (0..3).map(|_| region(&mut peer).1).collect();
     drop(peer);
     let mut peer = Peer::negotiated(backend.device().path());
     let (area, fd) = region(&mut peer);

@@ -10,7 +10,7 @@ use offcore_mem::{Hugepages, Mapping};
 use offcore_vhost::backend::Status;
 use offcore_vhost::connection::{Connection, ConnectionError};
 use offcore_vhost::message::{Code, HEADER, MemoryRegion, Reply, Request, VringAddr, VringFd, VringState};
-use offcore_vhost::{Backend, BackendConfig, Device, features};
+use offcore_vhost::{Backend, BackendConfig, Device, PassedFd, features};
 
 /// Longest wait for anything that should happen at once.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
@@ -132,7 +132,7 @@ impl Peer {
         }
     }
 
-    pub(crate) fn reply(&mut self, code: Code) -> Result<Reply<OwnedFd>, ConnectionError> {
+    pub(crate) fn reply(&mut self, code: Code) -> Result<Reply<PassedFd>, ConnectionError> {
         let received = self.connection.receive_until(Instant::now() + TIMEOUT)?;
         Ok(received.unwrap_or_else(|| panic!("no reply to {code}")).reply(code).unwrap())
     }

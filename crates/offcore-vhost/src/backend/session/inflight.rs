@@ -13,6 +13,7 @@ use super::super::{ControlError, memory};
 use super::Session;
 use crate::features::VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD;
 use crate::message::{Code, InflightArea, Reply};
+use crate::passed::PassedFd;
 
 impl Session {
     /// Makes a region, which the front end is given and then gives back. Its memory is this process's, so the one that was made before
@@ -34,7 +35,7 @@ impl Session {
     }
 
     /// Takes a region, before virtqueues run.
-    pub(super) fn set_inflight_fd(&mut self, area: InflightArea, fd: &OwnedFd) -> Result<(), ControlError> {
+    pub(super) fn set_inflight_fd(&mut self, area: InflightArea, fd: &PassedFd) -> Result<(), ControlError> {
         let code = Code::SET_INFLIGHT_FD;
         let len = self.check_inflight(code, &area)?;
         if let Some(ring) = self.rings.iter().find(|ring| ring.running) {

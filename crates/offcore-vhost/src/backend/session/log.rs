@@ -3,7 +3,6 @@
 //! While the features say that pages are logged, no virtqueue runs without a log that reaches over all of the memory: nothing is
 //! written that is not logged. When a request that begins or ends it is answered, all workers follow it.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use offcore_mem::GuestMemory;
@@ -13,10 +12,11 @@ use super::Session;
 use crate::dirty::DirtyLog;
 use crate::features::{VHOST_F_LOG_ALL, VHOST_USER_PROTOCOL_F_LOG_SHMFD};
 use crate::message::{Code, LogArea};
+use crate::passed::PassedFd;
 
 impl Session {
     /// Takes a log, in the place of the present one: a front end brings a longer one before it adds memory.
-    pub(super) fn set_log_base(&mut self, area: LogArea, fd: &OwnedFd) -> Result<(), ControlError> {
+    pub(super) fn set_log_base(&mut self, area: LogArea, fd: &PassedFd) -> Result<(), ControlError> {
         let code = Code::SET_LOG_BASE;
         self.needs(code, VHOST_USER_PROTOCOL_F_LOG_SHMFD, "LOG_SHMFD")?;
         // The present one stays until the workers have the new one.

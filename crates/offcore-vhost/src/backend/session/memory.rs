@@ -3,7 +3,6 @@
 //! A change makes a new table, which shares the regions that stay. Running virtqueues are drained, get the new table, and
 //! go on where they were.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use offcore_mem::{GuestMemory, GuestRegion};
@@ -12,12 +11,13 @@ use super::super::{ControlError, MAX_SLOTS, memory};
 use super::Session;
 use crate::features::VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS;
 use crate::message::{Code, MemoryRegion};
+use crate::passed::PassedFd;
 
 impl Session {
     /// Exchanges the whole table. One that lacks a running virtqueue is refused.
     pub(super) fn set_mem_table(
         &mut self,
-        regions: Vec<(MemoryRegion, OwnedFd)>,
+        regions: Vec<(MemoryRegion, PassedFd)>,
     ) -> Result<(), ControlError> {
         let memory = Arc::new(memory::table(regions, self.mapped_beside(), self.max_memory)?);
         let features = self.features.unwrap_or(0);
@@ -30,7 +30,7 @@ impl Session {
 
     /// Adds a region. One that is there already, with the same addresses and length, is mapped anew: a front end may
     /// describe its memory once more after a reset.
-    pub(super) fn add_mem_reg(&mut self, region: &MemoryRegion, fd: &OwnedFd) -> Result<(), ControlError> {
+    pub(super) fn add_mem_reg(&mut self, region: &MemoryRegion, fd: &PassedFd) -> Result<(), ControlError> {
         let code = Code::ADD_MEM_REG;
         self.needs(code, VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS, "CONFIGURE_MEM_SLOTS")?;
         let (_, mut regions) = self.regions_without(region);

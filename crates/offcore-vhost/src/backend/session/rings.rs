@@ -11,6 +11,7 @@ use super::super::ring::{Addresses, Ring, eventfd};
 use super::Session;
 use crate::features::is_packed;
 use crate::message::{Code, Reply, VHOST_VRING_F_LOG, VringAddr, VringFd, VringState};
+use crate::passed::PassedFd;
 
 impl Session {
     pub(super) fn set_vring_num(&mut self, state: VringState) -> Result<(), ControlError> {
@@ -90,7 +91,7 @@ impl Session {
         Ok(Reply::Vring(VringState { index: state.index, num: base }))
     }
 
-    pub(super) fn set_vring_kick(&mut self, event: VringFd<OwnedFd>) -> Result<(), ControlError> {
+    pub(super) fn set_vring_kick(&mut self, event: VringFd<PassedFd>) -> Result<(), ControlError> {
         let code = Code::SET_VRING_KICK;
         let ring = self.ring(code, event.index.into())?;
         // A worker that sleeps waits for it and reads it.
@@ -104,7 +105,7 @@ impl Session {
         self.adjust(queue)
     }
 
-    pub(super) fn set_vring_call(&mut self, event: VringFd<OwnedFd>) -> Result<(), ControlError> {
+    pub(super) fn set_vring_call(&mut self, event: VringFd<PassedFd>) -> Result<(), ControlError> {
         let code = Code::SET_VRING_CALL;
         let ring = self.ring(code, event.index.into())?;
         let call = event.fd.map(|fd| eventfd(code, ring.queue, fd)).transpose()?.map(Arc::new);
@@ -116,7 +117,7 @@ impl Session {
         self.adjust(queue)
     }
 
-    pub(super) fn set_vring_err(&mut self, event: VringFd<OwnedFd>) -> Result<(), ControlError> {
+    pub(super) fn set_vring_err(&mut self, event: VringFd<PassedFd>) -> Result<(), ControlError> {
         let code = Code::SET_VRING_ERR;
         let ring = self.ring(code, event.index.into())?;
         ring.err = event.fd.map(|fd| eventfd(code, ring.queue, fd)).transpose()?;
