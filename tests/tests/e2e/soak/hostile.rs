@@ -1,5 +1,5 @@
-//! A hostile front end and its guest: sessions of a second, in which rings, descriptors, headers and messages are anything, and memory
-//! goes away in the end.
+//! A hostile front end and its guest: short sessions, since a ring breaks soon, in which rings, descriptors, headers and messages are
+//! anything, and memory goes away in the end.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -64,12 +64,13 @@ fn session(connection: Connection, random: &mut SplitMix, stop: &AtomicBool) -> 
         send(Request::SetVringEnable(state(index, 1)))?;
         send(Request::SetVringKick(VringFd { index: index as u8, fd: None }))?;
     }
-    for _ in 0..random.below(1000) {
+    let most = 1 << random.below(8);
+    for _ in 0..1 + random.below(most) {
         if stop.load(Ordering::Relaxed) {
             break;
         }
         (0..500).for_each(|_| scribble(&guest, features, random));
-        if random.below(50) == 0 {
+        if random.below(20) == 0 {
             message(&connection, &call, random)?;
         }
         std::thread::sleep(Duration::from_millis(1));
