@@ -4,6 +4,7 @@
 //! * [`counter`]: single-writer counters,
 //! * [`page`]: the shared statistics page that holds them,
 //! * [`finding`]: what a doctor finds,
+//! * [`pace`]: how often something may happen,
 //! * [`histogram`]: how long things took,
 //! * [`random`]: chance that a seed repeats,
 //! * [`stage`]: the clock that says which stage of the data path a core's cycles go to,
@@ -15,6 +16,7 @@ pub mod finding;
 pub mod histogram;
 pub mod lcore;
 pub mod named;
+pub mod pace;
 pub mod page;
 pub mod random;
 pub mod stage;

@@ -16,7 +16,6 @@ mod control;
 mod device;
 mod error;
 mod memory;
-mod pace;
 mod ring;
 mod session;
 mod status;

@@ -16,6 +16,7 @@ use offcore_flow::{Running, SwitchConfig, SwitchError};
 use offcore_port::Port;
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
+use offcore_stats::pace::Pace;
 use rustix::process::{Pid, getppid};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -93,7 +94,7 @@ pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Resul
         );
     }
     let last = running.reporter().map_err(anyhow::Error::new)?;
-    let statuses = vec![String::new(); watching.ports.len()];
+    let statuses = watching.ports.iter().map(|_| SaidStatus::default()).collect();
     let advice = Advice::new(running.reporter().map_err(anyhow::Error::new)?);
     let mut watch =
         Watch { watching, running, observed, interrupted, statuses, last, advice, measurement: None };
@@ -112,13 +113,30 @@ pub(crate) fn stop_on_signals() -> std::io::Result<Arc<AtomicBool>> {
     Ok(flag)
 }
 
+/// What was said of a port last, and how often something may be: whoever is at its other end may have its state change all the time.
+#[derive(Debug)]
+pub(crate) struct SaidStatus {
+    status: String,
+    lines: Pace,
+}
+
+impl Default for SaidStatus {
+    fn default() -> Self {
+        Self { status: String::new(), lines: Pace::new(Duration::from_secs(10), 32) }
+    }
+}
+
 /// Says on stderr what has changed with those ports that have a link.
-pub(crate) fn say_changes(ports: &[Box<dyn Port>], said: &mut [String], has_link: impl Fn(usize) -> bool) {
+pub(crate) fn say_changes(
+    ports: &[Box<dyn Port>],
+    said: &mut [SaidStatus],
+    has_link: impl Fn(usize) -> bool,
+) {
     for (index, (port, said)) in ports.iter().zip(said).enumerate().filter(|(index, _)| has_link(*index)) {
         let status = port.status();
-        if status != *said {
+        if status != said.status && said.lines.allows(Instant::now()) {
             say(&format!("port{index} {}: {status}", port.name()));
-            *said = status;
+            said.status = status;
         }
     }
 }
@@ -139,7 +157,7 @@ struct Watch<'a> {
     observed: Observed,
     interrupted: Arc<AtomicBool>,
     /// The last status of each port that was said.
-    statuses: Vec<String>,
+    statuses: Vec<SaidStatus>,
     /// Has not reported yet, so that the rates of its one report are over the whole run.
     last: Reporter,
     advice: Advice,

@@ -261,9 +261,9 @@ pub(super) const LIST: &[Guard] = &[
     },
     Guard {
         name: "lines of a port",
-        file: "crates/offcore-vhost/src/backend/pace.rs",
+        file: "crates/offcore-stats/src/pace.rs",
         code: "let allowed = due <= now + self.ahead;", without: "let allowed = due > now;",
-        package: VHOST, executable: "--lib", test: "pace_is_kept_after_a_run",
+        package: "offcore-stats", executable: "--lib", test: "pace_is_kept_after_a_run",
     },
     Guard {
         name: "descriptors that wait",

@@ -26,6 +26,7 @@ use crate::guests::workload::Ring;
 use crate::peer::tempdir::TempDir;
 use crate::report::progress::Progress;
 use crate::report::row::Row;
+use crate::report::sample::Spread;
 pub use bad_guest::Attack;
 use bad_guest::BadGuest;
 
@@ -36,8 +37,8 @@ pub const FRAMES: [usize; 2] = [64, 1518];
 const BUFFERS: usize = 16384;
 /// How long both go before it counts, and the back end is left to finish what it has before a window.
 const SETTLE: Duration = Duration::from_millis(50);
-/// What has not come back for so long is lost.
-const TIMEOUT: Duration = Duration::from_secs(2);
+/// What has not come back for so long will not.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -150,6 +151,11 @@ impl Cell {
             }
             packets.receive()
         })?;
+        ensure!(
+            received > 0 && honest.lost() == 0,
+            "of {WINDOW} packets under way {} have not come back within {TIMEOUT:?}: does another program have the back end's lcore?",
+            honest.lost()
+        );
         Ok(received as f64 / (last - start) as f64)
     }
 
@@ -157,12 +163,10 @@ impl Cell {
         let sum = |rates: &[f64]| rates.iter().sum::<f64>();
         let mpps = |rates: &[f64]| sum(rates) / rates.len().max(1) as f64 * tsc::hz() as f64 / 1e6;
         let pairs = |rates: &[f64]| rates.chunks(2).map(sum).collect::<Vec<_>>();
-        let mut kept: Vec<f64> = pairs(beside).iter().zip(pairs(alone)).map(|(b, a)| b / a).collect();
-        kept.sort_by(f64::total_cmp);
+        let kept: Vec<f64> = pairs(beside).iter().zip(pairs(alone)).map(|(b, a)| b / a).collect();
         // The first window alone of each block over the last: what nothing does.
-        let mut same: Vec<f64> = alone.chunks_exact(2).map(|pair| (pair[0] / pair[1] - 1.0).abs()).collect();
-        same.sort_by(f64::total_cmp);
-        let (seen, middle) = (self.honest.seen(), kept.len() / 2);
+        let same: Vec<f64> = alone.chunks_exact(2).map(|pair| (pair[0] / pair[1] - 1.0).abs()).collect();
+        let (seen, kept) = (self.honest.seen(), Spread::of(&kept));
         let mut row = Row {
             bench: "vhost",
             case: "neighbour".into(),
@@ -176,12 +180,12 @@ impl Cell {
             attack: Some(attack.name()),
             metric: "kept",
             unit: "ratio",
-            runs: kept.len(),
-            min: kept.first().copied().unwrap_or(0.0),
-            median: kept.get(middle).copied().unwrap_or(0.0),
-            max: kept.last().copied().unwrap_or(0.0),
+            runs: kept.runs,
+            min: kept.min,
+            median: kept.median,
+            max: kept.max,
             beside_over_alone: Some(sum(beside) / sum(alone)),
-            noise_floor: same.get(same.len() / 2).copied(),
+            noise_floor: Some(Spread::of(&same).median),
             capacity_mpps: Some(mpps(alone)),
             longest_turn_us: Some(tsc::to_ns(longest) / 1e3),
             tsc_hz: tsc::hz(),

@@ -4,9 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use offcore_stats::pace::Pace;
 use rustix::event::{PollFd, PollFlags};
 
-use super::pace::Pace;
 use super::session::Session;
 use super::{BackendConfig, ControlError, Device, DeviceEvents};
 use crate::connection::{Connection, ConnectionError, Listener, Received, connect, poll};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use offcore_ring::RingError;
 
 use super::ControlError;
-use crate::features::is_packed;
+use crate::features::{VHOST_F_LOG_ALL, is_packed};
 
 /// Whether a virtqueue is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,6 +69,7 @@ impl fmt::Display for Status {
             if let Some(features) = self.features {
                 let format = if is_packed(features) { "packed" } else { "split" };
                 write!(f, ", {format} rings, features {features:#x}")?;
+                f.write_str(if features & VHOST_F_LOG_ALL != 0 { ", written pages are logged" } else { "" })?;
             }
             if let Some(mtu) = self.mtu {
                 write!(f, ", MTU {mtu}")?;

@@ -30,7 +30,7 @@ pub enum FrontEndError {
     Message(#[from] MessageError),
     /// {code}: no reply of the back end within {waited:?}
     NoReply { code: Code, waited: Duration },
-    /// {code}: refused by the back end ({reply:?}); its log says why
+    /// {code}: refused by the back end; its log says why
     Refused { code: Code, reply: Reply<PassedFd> },
     /// the back end offers {offered:#x} without VIRTIO_F_VERSION_1 (bit 32); only modern ones are used
     Legacy { offered: u64 },

@@ -308,14 +308,14 @@ fn only_eventfds_are_accepted() {
 /// A message that comes without descriptors, and wants no answer.
 const SET_OWNER: u32 = 3;
 
-/// A TCP socket that takes five minutes to be closed by whoever is the last to have it.
+/// A TCP socket that takes a minute to be closed by whoever is the last to have it.
 fn lingering() -> (std::net::TcpStream, OwnedFd) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut sender = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (receiver, _) = listener.accept().unwrap();
     sender.set_nonblocking(true).unwrap();
     while std::io::Write::write(&mut sender, &[0; 1 << 16]).is_ok() {}
-    let linger = libc::linger { l_onoff: 1, l_linger: 300 };
+    let linger = libc::linger { l_onoff: 1, l_linger: 60 };
     nix::sys::socket::setsockopt(&sender, nix::sys::socket::sockopt::Linger, &linger).unwrap();
     (receiver, sender.into())
 }

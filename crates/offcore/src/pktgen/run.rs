@@ -18,7 +18,7 @@ use crate::Failure;
 use crate::args::Format;
 use crate::output::{say, write};
 use crate::switch::report::StoppedBy;
-use crate::switch::{ended, say_changes};
+use crate::switch::{SaidStatus, ended, say_changes};
 
 /// How often the control thread looks at commands, signals, links and the clock.
 const TICK: Duration = Duration::from_millis(5);
@@ -52,7 +52,7 @@ pub(super) fn run(
         running.begin()?;
     }
     let began = (!args.no_start).then(Instant::now);
-    let statuses = vec![String::new(); running.ports().len()];
+    let statuses = running.ports().iter().map(|_| SaidStatus::default()).collect();
     let mut watch = Watch {
         args,
         running,
@@ -81,7 +81,7 @@ struct Watch<'a> {
     /// How long packets were sent before that.
     active: Duration,
     /// The last status of each port that was said.
-    statuses: Vec<String>,
+    statuses: Vec<SaidStatus>,
     /// The link's speed in bit/s, for rates that are shares of it.
     speed: Option<f64>,
 }

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// Once in a while, and some times in a row beforehand.
+/// A limit: once in a while, and some times in a row beforehand (a token bucket).
 #[derive(Debug)]
-pub(super) struct Pace {
+pub struct Pace {
     each: Duration,
     ahead: Duration,
     /// When what has happened so far would have been due.
@@ -13,18 +13,18 @@ pub(super) struct Pace {
 
 impl Pace {
     /// Once in `each`, `at_once` times of that in a row.
-    pub(super) fn new(each: Duration, at_once: u32) -> Self {
+    pub fn new(each: Duration, at_once: u32) -> Self {
         Self { each, ahead: each * at_once, due: Instant::now() }
     }
 
     /// It happens; how long the next one has to wait.
-    pub(super) fn pause(&mut self, now: Instant) -> Duration {
+    pub fn pause(&mut self, now: Instant) -> Duration {
         self.due = self.due.max(now) + self.each;
         self.due.saturating_duration_since(now + self.ahead)
     }
 
     /// Whether it may happen now. Then it does.
-    pub(super) fn allows(&mut self, now: Instant) -> bool {
+    pub fn allows(&mut self, now: Instant) -> bool {
         let due = self.due.max(now) + self.each;
         let allowed = due <= now + self.ahead;
         if allowed {
