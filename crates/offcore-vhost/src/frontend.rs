@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use offcore_mem::Mapping;
 use offcore_ring::{Layout, packed};
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 
 use crate::connection::{Connection, Listener, Role, SocketAccess, SocketError, connect, peer_user, poll};
 use crate::eventfd;
@@ -421,8 +422,12 @@ fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEn
             match connect(&config.path) {
                 Ok(socket) => return check(config, &socket).map(|()| (socket, None)),
                 Err(error @ SocketError::TooLong { .. }) => return Err(error.into()),
-                Err(source) if left().is_zero() => {
-                    return Err(FrontEndError::NoBackEnd { waited: config.timeout, source });
+                // That it may not be reached is said at once: somebody has to do something about it, or is doing it.
+                Err(source)
+                    if left().is_zero()
+                        || matches!(source, SocketError::System { source: Errno::ACCESS, .. }) =>
+                {
+                    return Err(FrontEndError::NoBackEnd { waited: config.timeout - left(), source });
                 }
                 Err(_) => std::thread::sleep(RETRY.min(left())),
             }

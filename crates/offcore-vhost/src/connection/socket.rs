@@ -62,6 +62,9 @@ fn fail(path: &Path, what: &'static str) -> impl FnOnce(Errno) -> SocketError {
         let what = match (what, source) {
             ("bind", Errno::NOENT) => "bind (its directory is to be made first)",
             ("chown", Errno::PERM) => "chown (root only, but for groups of this process)",
+            ("connect", Errno::ACCESS) => {
+                "connect (its owner, group or mode has to let this user write to it)"
+            }
             ("bind", Errno::ACCESS | Errno::PERM) => "bind (its directory has to be writable)",
             _ => what,
         };
