@@ -171,6 +171,10 @@ impl Turns {
     /// One round whose turns are measured, which `tasks` gives; the packets of all.
     #[cold]
     pub(crate) fn round(&mut self, tasks: impl FnOnce(&mut Self) -> usize) -> usize {
+        // What was done between rounds, such as copies over again, is nobody's turn.
+        if self.began.wrapping_sub(self.ended) > self.asked {
+            self.look_at_thread(self.began);
+        }
         (self.named, self.ended) = (0, self.began);
         let packets = tasks(self);
         self.end();

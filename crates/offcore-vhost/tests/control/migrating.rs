@@ -20,7 +20,10 @@ use crate::peer::*;
 const PAGE: usize = 4096;
 pub(crate) const HEADER: u64 = offcore_vhost::features::NET_HEADER as u64;
 pub(crate) const LEN: u64 = 700;
-pub(crate) const SIZE: u32 = 128;
+/// Buffers of each direction.
+pub(crate) const COUNT: u32 = 128;
+/// Descriptors of a ring, which is in several pages.
+const SIZE: u32 = 1024;
 /// Where buffers are in the guest's memory: those it receives in, and those it sends.
 const BUFFERS: [u64; 2] = [0x4_0000, 0x9_0000];
 /// Each begins in a page and ends in the next.
@@ -58,12 +61,12 @@ impl Migrating {
             driver::Queue::new(layout.unwrap(), false)
         };
         let mut rx: driver::Queue<u64> = queue(0);
-        for i in 0..u64::from(SIZE) {
+        for i in 0..u64::from(COUNT) {
             let address = Guest::PHYSICAL + BUFFERS[0] + i * BUFFER + OFFSET;
             rx.add(address, BUFFER as u32, Direction::Writable, address).unwrap();
         }
         rx.publish();
-        let free = (0..u64::from(SIZE)).map(|i| Guest::PHYSICAL + BUFFERS[1] + i * BUFFER).collect();
+        let free = (0..u64::from(COUNT)).map(|i| Guest::PHYSICAL + BUFFERS[1] + i * BUFFER).collect();
         let tx = queue(1);
         let bases = [if packed { packed::FRESH_BASE } else { 0 }; 2];
         Self { packed, sends, fd: guest.fd, memory, rx, tx, free, sent: 0, due: 0, received: 0, bases }
@@ -125,13 +128,16 @@ impl Migrating {
             let ring = addresses(index);
             pages(ring.desc, SIZE as usize * 16).chain(pages(ring.avail, 6 + SIZE as usize * 2))
         });
-        rings.chain(pages(Guest::USER + BUFFERS[1], (u64::from(SIZE) * BUFFER) as usize)).collect()
+        rings.chain(pages(Guest::USER + BUFFERS[1], (u64::from(COUNT) * BUFFER) as usize)).collect()
     }
 
     /// Where the back end returns buffers: pages that it must have marked.
     fn ring_pages(&self) -> Vec<usize> {
-        let at = |ring: VringAddr| if self.packed { ring.desc } else { ring.used };
-        (0..1 + u32::from(self.sends)).map(|index| pages(at(addresses(index)), 1).start).collect()
+        let size = SIZE as usize;
+        let part =
+            |ring: VringAddr| if self.packed { (ring.desc, size * 16) } else { (ring.used, 6 + size * 8) };
+        let parts = (0..1 + u32::from(self.sends)).map(|index| part(addresses(index)));
+        parts.flat_map(|(at, len)| pages(at, len)).collect()
     }
 
     /// Lets the back end behind `peer` have memory and virtqueues, where these go on.

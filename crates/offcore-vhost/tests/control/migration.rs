@@ -13,7 +13,7 @@ use offcore_vhost::pair::Next;
 use offcore_vhost::testing::{self, Worker};
 use offcore_vhost::{Backend, BackendConfig, Dequeue, Enqueue, Pair, VringCell, VringConfig};
 
-use crate::migrating::{HEADER, LEN, Migrating, SIZE, packet};
+use crate::migrating::{COUNT, HEADER, LEN, Migrating, packet};
 use crate::peer::*;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,12 +43,12 @@ struct Sender {
 
 impl Sender {
     fn new() -> Self {
-        let guest = testing::Guest::new(SIZE as u16);
+        let guest = testing::Guest::new(COUNT as u16);
         let cell = Arc::new(VringCell::new(1));
         let config = VringConfig { layout: guest.tx_layout.clone(), ..guest.config(testing::FEATURES) };
         testing::start(&cell, config);
         let tx = driver::Queue::new(guest.tx_layout.clone(), false);
-        let free = (0..SIZE as usize).map(|i| guest.buffer(i, 2048)).collect();
+        let free = (0..COUNT as usize).map(|i| guest.buffer(i, 2048)).collect();
         Self { guest, tx, free, cell }
     }
 

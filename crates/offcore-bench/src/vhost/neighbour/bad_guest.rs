@@ -34,12 +34,11 @@ named! {
         Large = "large",
         /// The same, of memory in which holes are punched every millisecond.
         Holes = "holes",
+        /// Short packets, each in a page of 2 MiB, where holes are punched as often: the kernel clears such a page for each.
+        Hugepages = "hugepages",
     }
 }
 
-/// Buffers of each direction, and bytes from one to the next.
-const BUFFERS: u32 = 64;
-const STRIDE: usize = 128 << 10;
 /// Descriptors of a virtqueue: as many as 64 chains of 64 take.
 const RING: u16 = 4096;
 const CHAIN: usize = 64;
@@ -48,6 +47,28 @@ const LARGE: usize = 60_000;
 const PAUSE: Duration = Duration::from_millis(1);
 /// TCP's header ends here: Ethernet, IPv4 and TCP without options.
 const TCP_END: usize = 54;
+
+impl Attack {
+    /// Buffers of each direction, and bytes from one to the next.
+    fn buffers(self) -> (u32, usize) {
+        if self == Self::Hugepages { (16, 2 << 20) } else { (64, 128 << 10) }
+    }
+
+    /// Bytes of memory.
+    fn memory(self) -> usize {
+        let (buffers, stride) = self.buffers();
+        2 * buffers as usize * stride
+    }
+
+    fn pages(self) -> Hugepages {
+        if self == Self::Hugepages { Hugepages::Size2M } else { Hugepages::None }
+    }
+
+    /// Whether there are pages for it.
+    pub(super) fn is_possible(self) -> bool {
+        Mapping::memfd("bench-bad-guest", self.memory(), self.pages()).is_ok()
+    }
+}
 
 /// A connected guest that does its worst when it is stepped.
 #[derive(Debug)]
@@ -67,14 +88,14 @@ pub(super) struct BadGuest {
 impl BadGuest {
     /// Connects to the back end at `socket` and starts; nothing is sent yet.
     pub(super) fn connect(socket: &Path, attack: Attack) -> Result<Self> {
-        let len = 2 * BUFFERS as usize * STRIDE;
-        let (mapping, fd) = Mapping::memfd("bench-bad-guest", len, Hugepages::None)?;
+        let len = attack.memory();
+        let (mapping, fd) = Mapping::memfd("bench-bad-guest", len, attack.pages())?;
         let base = mapping.base().as_ptr() as u64;
         let region = GuestRegion::new(base, base, len as u64, mapping, 0)?;
         let memory = Arc::new(GuestMemory::new(vec![region])?);
         let features = match attack {
             Attack::Segments => VIRTIO_NET_F_CSUM | VIRTIO_NET_F_HOST_TSO4,
-            Attack::Chains => 0,
+            Attack::Chains | Attack::Hugepages => 0,
             Attack::Large | Attack::Holes => VIRTIO_NET_F_MRG_RXBUF,
         };
         let config = FrontEndConfig { queue_size: RING, features, ..FrontEndConfig::new(socket) };
@@ -88,14 +109,15 @@ impl BadGuest {
         };
         let (rx, tx) = (queue(0)?, queue(1)?);
         front_end.start().context("starting the bad guest's virtqueues")?;
-        let puncher = (attack == Attack::Holes).then(|| Puncher::start(fd)).transpose()?;
+        let punches = matches!(attack, Attack::Holes | Attack::Hugepages);
+        let puncher = punches.then(|| Puncher::start(fd, len)).transpose()?;
         let mut guest = Self { attack, memory, rx, tx, len: 0, received: 0, puncher, _front_end: front_end };
         guest.prepare()?;
         Ok(guest)
     }
 
-    fn address(buffer: u32) -> usize {
-        buffer as usize * STRIDE
+    fn address(&self, buffer: u32) -> usize {
+        buffer as usize * self.attack.buffers().1
     }
 
     fn mapping(&self) -> &Mapping {
@@ -106,25 +128,28 @@ impl BadGuest {
     fn prepare(&mut self) -> Result<()> {
         let packet = packet(self.attack)?;
         self.len = packet.len() as u32;
-        for buffer in 0..BUFFERS {
-            self.mapping().write_at(Self::address(buffer), &packet);
+        let (buffers, _) = self.attack.buffers();
+        for buffer in 0..buffers {
+            self.mapping().write_at(self.address(buffer), &packet);
         }
-        (BUFFERS..2 * BUFFERS).for_each(|buffer| self.post(buffer));
+        (buffers..2 * buffers).for_each(|buffer| self.post(buffer));
         self.rx.publish();
         Ok(())
     }
 
     /// Makes a buffer to receive in available.
     fn post(&mut self, buffer: u32) {
-        let at = self.mapping().base().as_ptr() as u64 + Self::address(buffer) as u64;
+        let at = self.mapping().base().as_ptr() as u64 + self.address(buffer) as u64;
         // There is room for all of them.
         let _ = match self.attack {
             Attack::Chains => {
                 let chain: [(u64, u32); CHAIN] = std::array::from_fn(|i| (at + i as u64 * 64, 2));
                 self.rx.add_chain(&chain, Direction::Writable, buffer)
             }
-            Attack::Segments => self.rx.add(at, 2048, Direction::Writable, buffer),
-            Attack::Large | Attack::Holes => self.rx.add(at, STRIDE as u32, Direction::Writable, buffer),
+            Attack::Segments | Attack::Hugepages => self.rx.add(at, 2048, Direction::Writable, buffer),
+            Attack::Large | Attack::Holes => {
+                self.rx.add(at, self.attack.buffers().1 as u32, Direction::Writable, buffer)
+            }
         };
     }
 
@@ -142,8 +167,8 @@ impl BadGuest {
         self.tx.used()?;
         while self.tx.pop()?.is_some() {}
         let base = self.mapping().base().as_ptr() as u64;
-        for buffer in self.tx.in_flight().into()..BUFFERS {
-            let _ = self.tx.add(base + Self::address(buffer) as u64, self.len, Direction::Readable, buffer);
+        for buffer in self.tx.in_flight().into()..self.attack.buffers().0 {
+            let _ = self.tx.add(base + self.address(buffer) as u64, self.len, Direction::Readable, buffer);
         }
         self.tx.publish();
         Ok(())
@@ -165,7 +190,7 @@ impl BadGuest {
 /// What is sent: virtio-net header and frame.
 fn packet(attack: Attack) -> Result<Vec<u8>> {
     let frame_len = match attack {
-        Attack::Chains => 60,
+        Attack::Chains | Attack::Hugepages => 60,
         Attack::Segments => TCP_END + 255 * 254,
         Attack::Large | Attack::Holes => LARGE,
     };
@@ -203,15 +228,14 @@ struct Puncher {
 }
 
 impl Puncher {
-    fn start(fd: OwnedFd) -> Result<Self> {
+    fn start(fd: OwnedFd, len: usize) -> Result<Self> {
         let (active, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let flags = [Arc::clone(&active), Arc::clone(&stop)];
         let punch = move || {
             let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let len = (2 * BUFFERS as usize * STRIDE) as u64;
             while !flags[1].load(Ordering::Relaxed) {
                 if flags[0].load(Ordering::Relaxed) {
-                    let _ = rustix::fs::fallocate(&fd, holes, 0, len);
+                    let _ = rustix::fs::fallocate(&fd, holes, 0, len as u64);
                 }
                 // It is on the core of the honest guest, who needs some of that.
                 std::thread::sleep(PAUSE);
