@@ -121,7 +121,7 @@ impl Rules {
         turns.turn(self.port, ctx, |turns, ctx| {
             let packets = round(self, ctx);
             if self.stuck {
-                turns.is_stuck();
+                turns.set_stuck();
             }
             packets
         })

@@ -71,6 +71,11 @@ impl Inflight {
         Self { base, room: size, mapping: Arc::clone(mapping) }
     }
 
+    /// Bytes that are mapped for the whole region.
+    pub fn mapped(&self) -> u64 {
+        self.mapping.len() as u64
+    }
+
     /// Whether its file was truncated.
     pub fn has_vanished(&self) -> bool {
         self.mapping.has_vanished()

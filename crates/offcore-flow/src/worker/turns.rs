@@ -214,7 +214,7 @@ impl Turns {
     }
 
     /// In the present turn, no packet could go on: nobody waits for that.
-    pub(crate) fn is_stuck(&mut self) {
+    pub(crate) fn set_stuck(&mut self) {
         self.stuck = true;
     }
 

@@ -48,8 +48,6 @@ pub(super) struct Session {
     log: Option<Arc<DirtyLog>>,
     /// Where what is in flight outlives this process, by virtqueue.
     inflight: Vec<Inflight>,
-    /// Bytes that are mapped for it.
-    inflight_len: u64,
     rings: Vec<Ring>,
     /// Whether the application has been told of the device.
     created: bool,
@@ -74,7 +72,6 @@ impl Session {
             memory: None,
             log: None,
             inflight: Vec::new(),
-            inflight_len: 0,
             rings,
             created: false,
             announced,

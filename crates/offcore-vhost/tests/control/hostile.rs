@@ -414,6 +414,17 @@ fn flood_of_messages_is_slowed_down() {
     still_serves(&backend);
 }
 
+#[test]
+fn flood_of_connections_is_slowed_down() {
+    let (_dir, backend, _guest, peer) = negotiated();
+    drop(peer);
+    let start = Instant::now();
+    (0..100).for_each(|_| drop(Peer::negotiated(backend.device().path())));
+    // 64 at once, and 100 a second.
+    assert!(start.elapsed() >= Duration::from_millis(300), "{:?}", start.elapsed());
+    still_serves(&backend);
+}
+
 /// Messages of any kind with anything in them, in any order: never a crash, and afterwards everything works.
 #[test]
 fn arbitrary_messages_do_no_harm() {

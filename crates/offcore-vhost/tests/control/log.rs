@@ -69,6 +69,7 @@ fn nothing_runs_that_is_not_logged() {
     let (bitmap, fd) = file(2 * 4096);
     assert_eq!(peer.ask(log(&fd, LEN, 4000)), 0);
     assert_eq!((state(0), state(1)), (RingState::Enabled, RingState::Enabled));
+    assert!(backend.device().status().to_string().contains(", written pages are logged"));
     // With nobody to work on them nothing is written. Where a log ends before the memory does it is refused, and the one before stays.
     let mut bytes = [1; 8192];
     bitmap.read_at(0, &mut bytes);

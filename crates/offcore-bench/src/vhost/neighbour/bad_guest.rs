@@ -34,7 +34,7 @@ named! {
         Large = "large",
         /// The same, of memory in which holes are punched every millisecond.
         Holes = "holes",
-        /// Short packets, each in a page of 2 MiB, where holes are punched as often: the kernel clears such a page for each.
+        /// Short packets, each in a page of 2 MiB, where holes are punched as often: the kernel clears such pages again and again.
         Hugepages = "hugepages",
     }
 }

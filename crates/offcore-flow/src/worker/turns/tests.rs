@@ -297,7 +297,7 @@ fn packets_that_cannot_go_on_are_not_waited_for() {
     turns.turn(Some(0), ctx, |_, _| 1);
     assert!(!turns.parties[0].idle);
     turns.turn(Some(1), ctx, |turns, _| {
-        turns.is_stuck();
+        turns.set_stuck();
         1
     });
     assert!(turns.parties[2].empty.is_some());

@@ -48,7 +48,6 @@ impl Session {
         self.inflight.clear();
         let (mapping, offset) =
             memory::beside(code, (area.size, area.offset), fd, self.mapped(), self.max_memory)?;
-        self.inflight_len = mapping.len() as u64;
         let mapping = Arc::new(Guarded::new(mapping));
         let part = |queue| {
             let offset = offset + usize::from(queue) * Inflight::len(area.queue_size);

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use offcore_mem::{GuestMemory, GuestRegion};
+use offcore_ring::Inflight;
 
 use super::super::{ControlError, MAX_SLOTS, memory};
 use super::Session;
@@ -68,7 +69,7 @@ impl Session {
     /// Those that are not guest memory.
     fn mapped_beside(&self) -> u64 {
         let log = self.log.as_ref().map_or(0, |log| log.mapped());
-        log.saturating_add(if self.inflight.is_empty() { 0 } else { self.inflight_len })
+        log.saturating_add(self.inflight.first().map_or(0, Inflight::mapped))
     }
 
     /// The regions but for one, and how many that is.
