@@ -243,7 +243,7 @@ impl Bridge {
     fn send_in_turn(&mut self, port: usize, ctx: &mut Context<'_>, turns: &mut Turns) {
         for (to, outputs) in self.outputs.iter_mut().enumerate() {
             for output in outputs.iter_mut().filter(|output| to == port || !output.burst.is_empty()) {
-                if !turns.visit(to, || output.send(ctx)) {
+                if !turns.visit(to, output.burst.len(), || output.send(ctx)) {
                     output.tx.counters().drop_all(DropReason::Full, &mut output.burst, ctx.cache);
                 }
             }

@@ -127,6 +127,19 @@ pub struct WorkerReport {
     /// How often, and for how many seconds, the worker slept in a turn: it waited for a page of somebody's memory.
     pub stalls: u64,
     pub stalled: f64,
+    /// What each port had of the worker while turns were measured; ports that had packets then.
+    pub turns: Vec<TurnsReport>,
+}
+
+/// What a port had of a worker while turns were measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct TurnsReport {
+    /// Which port, from 0.
+    pub port: usize,
+    /// Seconds that its turns with packets took.
+    pub used: f64,
+    /// Seconds in which it had packets, or was waited for.
+    pub active: f64,
 }
 
 /// What mode `auto` has decided on one worker for the copies of one size class.
@@ -408,6 +421,7 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
             let seconds = |counter| value(block, counter) as f64 / report.tsc_hz as f64;
             (worker.longest_us, worker.stalled) = (seconds("longest_ticks") * 1e6, seconds("stalled_ticks"));
             read!(block, worker = waited stalls);
+            worker.turns = turns(block, report.tsc_hz);
         }
         "stages" => shares(worker, block),
         "mover" => {
@@ -417,6 +431,15 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
         }
         _ => {}
     }
+}
+
+/// The turns of ports that had packets while turns were measured.
+fn turns(block: &Snapshot, tsc_hz: u64) -> Vec<TurnsReport> {
+    let of_port = |port: usize| {
+        let seconds = |what| value(block, &format!("port{port}_{what}_ticks")) as f64 / tsc_hz as f64;
+        TurnsReport { port, used: seconds("used"), active: seconds("active") }
+    };
+    (0..block.counters.len()).map(of_port).filter(|turns| turns.used > 0.0).collect()
 }
 
 /// Adds a block of a host: its counters, or its drops.

@@ -29,7 +29,7 @@ use crate::host::watched::Connections;
 use crate::report::Reporter;
 use crate::worker::idle::{IDLE_COUNTERS, Idle, Sleeper};
 use crate::worker::threads::Threads;
-use crate::worker::turns::{TURN_COUNTERS, Turns};
+use crate::worker::turns::Turns;
 use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Worker};
 use bridging::Bridging;
 use mirroring::Target;
@@ -253,7 +253,7 @@ impl Assembly<'_> {
             mover,
             cache: pool.cache(),
             clock: StageClock::new(stages),
-            turns: Turns::new(self.page.block(&format!("lcore{lcore}/turns"), &TURN_COUNTERS)?),
+            turns: Turns::on(&self.page, &format!("lcore{lcore}/turns"), self.ports.len())?,
             mover_stats: self.page.block(&format!("lcore{lcore}/mover"), &MOVER_COUNTERS)?,
             channel_stats: Vec::new(),
         };

@@ -20,7 +20,7 @@ use offcore_stats::{Stage, StageClock};
 
 use idle::Sleeper;
 use task::Task;
-use turns::{TURN_COUNTERS, Turns};
+use turns::Turns;
 
 /// Rounds between two updates of the channel counters on the statistics page.
 const PUBLISH_EVERY: u32 = 1024;
@@ -92,7 +92,7 @@ impl Worker {
             mover,
             cache,
             clock: StageClock::private(),
-            turns: Turns::new(Block::private(&TURN_COUNTERS)),
+            turns: Turns::private(),
             mover_stats: Block::private(&MOVER_COUNTERS),
             channel_stats: Vec::new(),
         }

@@ -40,6 +40,8 @@ pub enum ConnectionError {
     Message(#[from] MessageError),
     /// the peer has not read {left} bytes within {SEND_TIMEOUT:?}
     NotRead { left: usize },
+    /// {found} file descriptors came with one message, expected at most {MAX_FDS:?}
+    TooManyFds { found: usize },
     /// {what}: {source}
     System { what: &'static str, source: Errno },
 }
@@ -304,9 +306,9 @@ fn receive_some(
             fds.extend(received.map(|fd| PassedFd::new(fd, errands)));
         }
     }
+    // Each piece of a message may bring as many again.
     if fds.len() > MAX_FDS {
-        fds.clear();
-        *lost = true;
+        return Err(ConnectionError::TooManyFds { found: fds.len() });
     }
     Ok(Some(message.bytes))
 }

@@ -34,7 +34,7 @@ use crate::features::{
     VIRTIO_F_INDIRECT_DESC, VIRTIO_NET_F_MRG_RXBUF, is_packed,
 };
 use crate::message::{Code, InflightArea, MemoryRegion, Reply, Request, VringFd, VringState};
-use crate::passed::PassedFd;
+use crate::passed::{Errands, PassedFd};
 
 pub use error::FrontEndError;
 use queue::RingMemory;
@@ -64,6 +64,8 @@ pub struct FrontEndConfig {
     /// How long to wait for the back end: for its socket, and for each of its replies. It should be longer than the
     /// back end's timeout with its workers.
     pub timeout: Duration,
+    /// What may have to wait for back ends: a configuration that is used again, or its clone, keeps it.
+    pub errands: Errands,
 }
 
 impl FrontEndConfig {
@@ -79,6 +81,7 @@ impl FrontEndConfig {
             features: VIRTIO_NET_F_MRG_RXBUF | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIRECT_DESC,
             mtu: None,
             timeout: Duration::from_secs(15),
+            errands: Errands::default(),
         }
     }
 }
@@ -169,7 +172,7 @@ impl FrontEnd {
         let (socket, listener) = reach(config)?;
         let mut front_end = Self {
             _listener: listener,
-            connection: Connection::new(socket)?,
+            connection: Connection::with_errands(socket, &config.errands)?,
             timeout: config.timeout,
             features: 0,
             protocol: 0,
@@ -228,7 +231,7 @@ impl FrontEnd {
         // Whoever connects is to find the new listener.
         self._listener = None;
         let (socket, listener) = reach(config)?;
-        (self._listener, self.connection) = (listener, Connection::new(socket)?);
+        (self._listener, self.connection) = (listener, Connection::with_errands(socket, &config.errands)?);
         (self.protocol, self.status, self.slots, self.running) = (0, 0, 0, false);
         self.described.clear();
         self.negotiate(config)?;
@@ -415,6 +418,9 @@ impl FrontEnd {
 
 /// Reaches the back end, waiting for it as long as the configuration says.
 fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEndError> {
+    if config.errands.is_full() {
+        return Err(FrontEndError::Errands { left: config.errands.left() });
+    }
     let deadline = Instant::now() + config.timeout;
     let left = || deadline.saturating_duration_since(Instant::now());
     match config.role {

@@ -30,4 +30,4 @@ pub use dequeue::Dequeue;
 pub use enqueue::Enqueue;
 pub use frontend::{DriverQueue, FrontEnd, FrontEndConfig, MemoryFd};
 pub use pair::Pair;
-pub use passed::PassedFd;
+pub use passed::{Errands, PassedFd};

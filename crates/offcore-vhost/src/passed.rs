@@ -19,6 +19,8 @@ use rustix::io::Errno;
 const ANSWER: Duration = Duration::from_secs(1);
 /// What the thread has of a stack, in bytes.
 const STACK: usize = 64 << 10;
+/// Errands that may be left before nothing more is taken from whoever they are for.
+const ERRANDS: usize = 64;
 /// What the link in /proc of an eventfd says.
 pub(crate) const EVENTFD: &str = "anon_inode:[eventfd]";
 
@@ -93,9 +95,10 @@ impl Drop for PassedFd {
     }
 }
 
-/// What may have to wait for one other process, done by a thread of its own, one after the other.
+/// What may have to wait for other processes, those that come after one another to one port's socket, done by a thread of its own, one
+/// after the other. Clones share it.
 #[derive(Clone, Default)]
-pub(crate) struct Errands(Arc<Shared>);
+pub struct Errands(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
@@ -140,6 +143,11 @@ impl Errands {
     /// How many are not done.
     pub(crate) fn left(&self) -> usize {
         self.0.left.load(Ordering::Acquire)
+    }
+
+    /// Whether there are so many that nothing more is to be taken from the other process.
+    pub(crate) fn is_full(&self) -> bool {
+        self.left() >= ERRANDS
     }
 }
 

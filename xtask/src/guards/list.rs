@@ -64,7 +64,7 @@ pub(super) const LIST: &[Guard] = &[
     Guard {
         name: "rate of messages",
         file: "crates/offcore-vhost/src/backend/control.rs",
-        code: "let pause = self.messages.pause(Instant::now());", without: "let pause = Duration::ZERO;",
+        code: "let mut pause = self.messages.pause(Instant::now());", without: "let mut pause = Duration::ZERO;",
         package: VHOST, executable: "control", test: "flood_of_messages_is_slowed_down",
     },
     Guard {
@@ -260,6 +260,18 @@ pub(super) const LIST: &[Guard] = &[
         package: VHOST, executable: "control", test: "regions_do_not_add_up",
     },
     Guard {
+        name: "rate of regions in flight",
+        file: "crates/offcore-vhost/src/backend/control.rs",
+        code: "pause = pause.max(self.regions.pause(Instant::now()));", without: "",
+        package: VHOST, executable: "control", test: "regions_are_made_one_a_second",
+    },
+    Guard {
+        name: "pieces of a message",
+        file: "crates/offcore-vhost/src/connection.rs",
+        code: "if fds.len() > MAX_FDS {", without: "if fds.len() > PASSED * HEADER {",
+        package: VHOST, executable: "--lib", test: "too_many_descriptors_end_the_connection",
+    },
+    Guard {
         name: "lines of a port",
         file: "crates/offcore-stats/src/pace.rs",
         code: "let allowed = due <= now + self.ahead;", without: "let allowed = due > now;",
@@ -287,8 +299,26 @@ pub(super) const LIST: &[Guard] = &[
     Guard {
         name: "rests of ports",
         file: "crates/offcore-flow/src/worker/turns.rs",
-        code: "            self.rest = now.wrapping_add(slept).max(1);\n", without: "",
+        code: "            self.rest = later((self.rest != 0).then_some(self.rest), until).max(1);\n", without: "",
         package: FLOW, executable: "--lib", test: "others_have_half_of_the_time_beside_memory_that_is_waited_for",
+    },
+    Guard {
+        name: "rests after long waits",
+        file: "crates/offcore-flow/src/worker/turns.rs",
+        code: ".min(self.measured).max(ticks)", without: ".min(self.measured)",
+        package: FLOW, executable: "--lib", test: "others_have_half_of_the_time_however_long_memory_is_waited_for",
+    },
+    Guard {
+        name: "dear turns",
+        file: "crates/offcore-flow/src/worker/turns.rs",
+        code: "                rest = ticks;\n", without: "",
+        package: FLOW, executable: "--lib", test: "who_is_dear_to_send_to_rests",
+    },
+    Guard {
+        name: "sleep beside slow memory",
+        file: "crates/offcore-flow/src/worker/idle.rs",
+        code: " && now >= self.polls_until", without: "",
+        package: FLOW, executable: "--lib", test: "worker_polls_where_a_queue_has_it_wait",
     },
     // ---- devices ----
     Guard {

@@ -114,9 +114,11 @@ pub struct Row {
     pub peer_p99_ns: Option<f64>,
     /// As above: of 1000 packets, 999 take no longer.
     pub p999_ns: Option<f64>,
-    /// Neighbour: what the bad guest did, and microseconds of the longest turn that any guest had.
+    /// Neighbour: what the bad guest did, microseconds of the longest turn that any guest had, and the honest one's part of the core while
+    /// it had packets.
     pub attack: Option<&'static str>,
     pub longest_turn_us: Option<f64>,
+    pub core_share: Option<f64>,
     /// Latency: the share of `capacity_mpps` at which packets were sent.
     pub load: Option<f64>,
     /// Latency: million packets a second that a closed loop of the same arrangement reaches.

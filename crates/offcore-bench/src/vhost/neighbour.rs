@@ -109,10 +109,16 @@ impl Cell {
         let mut cell = Self { honest, bad: BadGuest::connect(&sockets[1], attack)? };
         cell.window(SETTLE, true)?;
         let (mut alone, mut beside) = (Vec::new(), Vec::new());
+        let mut turns = [0; 2];
         for _ in 0..options.blocks {
             for is_beside in [false, true, true, false] {
                 cell.window(SETTLE, is_beside)?;
+                let before = back_end.turns()?;
                 let rate = cell.window(options.window, is_beside)?;
+                if is_beside {
+                    let after = back_end.turns()?;
+                    turns = [0, 1].map(|i| turns[i] + after[i + 1] - before[i + 1]);
+                }
                 if is_beside { &mut beside } else { &mut alone }.push(rate);
             }
             progress.step();
@@ -121,8 +127,12 @@ impl Cell {
             cell.bad.received() > 0,
             "none of the bad guest's packets came back: it has had nothing done"
         );
-        let longest = back_end.longest_turn()?;
-        let row = cell.row(frame, attack, &alone, &beside, longest);
+        let [longest, ..] = back_end.turns()?;
+        let row = Row {
+            longest_turn_us: Some(tsc::to_ns(longest) / 1e3),
+            core_share: (turns[1] > 0).then(|| turns[0] as f64 / turns[1] as f64),
+            ..cell.row(frame, attack, &alone, &beside)
+        };
         drop(cell);
         match back_end.stop()? {
             0 => Ok(row),
@@ -160,7 +170,7 @@ impl Cell {
         Ok(received as f64 / (last - start) as f64)
     }
 
-    fn row(&self, frame: usize, attack: Attack, alone: &[f64], beside: &[f64], longest: u64) -> Row {
+    fn row(&self, frame: usize, attack: Attack, alone: &[f64], beside: &[f64]) -> Row {
         let sum = |rates: &[f64]| rates.iter().sum::<f64>();
         let mpps = |rates: &[f64]| sum(rates) / rates.len().max(1) as f64 * tsc::hz() as f64 / 1e6;
         let pairs = |rates: &[f64]| rates.chunks(2).map(sum).collect::<Vec<_>>();
@@ -188,7 +198,6 @@ impl Cell {
             beside_over_alone: Some(sum(beside) / sum(alone)),
             noise_floor: Some(Spread::of(&same).median),
             capacity_mpps: Some(mpps(alone)),
-            longest_turn_us: Some(tsc::to_ns(longest) / 1e3),
             tsc_hz: tsc::hz(),
             received: seen.received,
             verified: seen.verified,

@@ -10,7 +10,6 @@ use proptest::prelude::*;
 
 use super::fdb::Clock;
 use super::*;
-use crate::worker::turns::TURN_COUNTERS;
 
 /// The ports that a packet is sent to that is dropped.
 const NOWHERE: [usize; 0] = [];
@@ -70,10 +69,6 @@ impl TxQueue for Catch {
     fn counters(&self) -> &TxCounters {
         &self.counters
     }
-}
-
-fn turns() -> Turns {
-    Turns::new(Block::private(&TURN_COUNTERS))
 }
 
 /// A bridge of one worker over ports with one queue each.
@@ -485,7 +480,7 @@ fn port_whose_memory_is_waited_for_rests_and_no_other_one() {
     // Enough for a busy machine, which may be too slow all the same; then again.
     for slept in (1..=6).map(|power| Duration::from_millis(50 << power)) {
         let mut setup = Setup::new(3, &BridgeConfig::default());
-        setup.turns = Some(turns());
+        setup.turns = Some(Turns::private());
         *setup.page_ins[2].lock().unwrap() = slept;
         let flood = frame(mac(0), mac(5), None, b"");
         assert_eq!(setup.pass(0, &flood), [1, 2]);
@@ -545,7 +540,7 @@ proptest! {
             }
             while setup.input.iter().any(|(frames, _)| !frames.lock().unwrap().is_empty()) {
                 // Of new turns nobody waits for any.
-                setup.turns = in_turns.then(turns);
+                setup.turns = in_turns.then(Turns::private);
                 setup.round();
             }
             for (port, expected) in expected.iter().enumerate() {

@@ -23,6 +23,11 @@ const TIMEOUT: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(10);
 /// The same when a queue has no event.
 const SHORT: Duration = Duration::from_millis(1);
+/// To look at a queue costs next to nothing, unless somebody's memory has the worker wait. Then it polls for so many times as long, in
+/// turns in which that is somebody's time.
+const POLLS: u64 = 25;
+/// A look that is longer.
+const LONG: Duration = Duration::from_millis(1);
 /// Descriptors that one sleep waits for. Queues beyond are looked at as those without events.
 const MOST: usize = 128;
 
@@ -58,6 +63,8 @@ pub struct Sleeper {
     quiet_since: Option<u64>,
     /// Sleeps since something has come.
     in_a_row: u32,
+    /// TSC until when it does not sleep, or 0.
+    polls_until: u64,
     timeout: u64,
     times: [Timespec; 2],
 }
@@ -70,7 +77,7 @@ impl Sleeper {
     pub fn new(stats: Block) -> Self {
         assert_eq!(stats.len(), IDLE_COUNTERS.len(), "a sleeper's block is made with IDLE_COUNTERS");
         let times = [LONGEST, SHORT].map(|time| Timespec::try_from(time).unwrap_or_default());
-        Self { stats, quiet_since: None, in_a_row: 0, timeout: tsc::ticks(TIMEOUT), times }
+        Self { stats, quiet_since: None, in_a_row: 0, polls_until: 0, timeout: tsc::ticks(TIMEOUT), times }
     }
 
     /// Whether to sleep after a round that has moved `packets`.
@@ -81,7 +88,8 @@ impl Sleeper {
             return false;
         }
         let now = tsc::now();
-        now.wrapping_sub(*self.quiet_since.get_or_insert(now)) >= self.timeout
+        let quiet = now.wrapping_sub(*self.quiet_since.get_or_insert(now));
+        quiet >= self.timeout && now >= self.polls_until
     }
 
     /// How often it has slept since something has come.
@@ -92,9 +100,15 @@ impl Sleeper {
     /// Sleeps, unless a task generates packets or one of their queues has something to do after all. The queues are
     /// [disarmed](offcore_port::RxQueue::disarm) then.
     pub(crate) fn sleep(&mut self, tasks: &mut [Box<dyn Task>]) {
+        let (start, slept) = (tsc::now(), self.stats.counter(2).value());
         let awake = tasks.iter().any(|task| task.generates()) || self.sleep_armed(tasks);
         for task in tasks {
             task.wake_sources(&mut WakeSource::disarm);
+        }
+        let now = tsc::now();
+        let looked = now.wrapping_sub(start).saturating_sub(self.stats.counter(2).value() - slept);
+        if looked > tsc::ticks(LONG) {
+            self.polls_until = now.saturating_add(looked.saturating_mul(POLLS));
         }
         if awake {
             self.quiet_since = None;
@@ -137,6 +151,8 @@ impl Sleeper {
 
 #[cfg(test)]
 mod tests {
+    use offcore_port::Context;
+
     use super::*;
 
     #[test]
@@ -157,6 +173,36 @@ mod tests {
         assert!(sleeper.is_due(0), "nothing has come");
         assert_eq!((sleeper.stats.counter(0).value(), sleeper.stats.counter(1).value()), (1, 0));
         assert!(sleeper.stats.counter(2).value() > tsc::ticks(SHORT));
+    }
+
+    /// Memory that has the worker wait when its queue is armed.
+    #[derive(Debug)]
+    struct Slow;
+
+    impl Task for Slow {
+        fn round(&mut self, _: &mut Context<'_>) -> usize {
+            0
+        }
+
+        fn drain(&mut self, _: &mut Context<'_>) -> usize {
+            0
+        }
+
+        fn wake_sources<'a>(&'a mut self, _: &mut dyn FnMut(WakeSource<'a>)) {
+            std::thread::sleep(4 * LONG);
+        }
+    }
+
+    #[test]
+    fn worker_polls_where_a_queue_has_it_wait() {
+        let mut sleeper = Sleeper::new(Block::private(&IDLE_COUNTERS));
+        assert!(!sleeper.is_due(0));
+        let start = tsc::now();
+        sleeper.sleep(&mut [Box::new(Slow)]);
+        while !sleeper.is_due(0) {
+            std::thread::yield_now();
+        }
+        assert!(tsc::now() - start >= tsc::ticks(8 * LONG * POLLS as u32));
     }
 
     #[test]

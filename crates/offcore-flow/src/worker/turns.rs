@@ -7,19 +7,20 @@
 //! for 5 us, is not waited for, and saves nothing up; a guest that has got packets needs about as long to send the next ones. One whose
 //! turns are long takes fewer packets in each, so that others have theirs sooner.
 //!
-//! Of a turn of more than a millisecond the time counts in which the thread ran: meanwhile the kernel may have given the core to
+//! Of a turn of more than 100 us the time counts in which the thread ran: meanwhile the kernel may have given the core to
 //! somebody else. If the thread has slept in it, somebody's memory made it: a page that was swapped out, is not there yet, or is in a hole
 //! that is being punched. Then that party rests for as long, together with all whose memory did so lately, so that others have half of the
-//! time, whether they have packets at once or not.
+//! time, whether they have packets at once or not. So does one for which the kernel works for milliseconds more than once: whoever waits
+//! for its eventfd can make a signal take that long.
 
 use std::time::Duration;
 
 use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::time::TimeValLike;
 use offcore_mem::BURST;
 use offcore_port::Context;
-use offcore_stats::page::Block;
+use offcore_stats::page::{Block, PageError, StatsPage};
 use offcore_stats::tsc;
+use rustix::time::{ClockId, clock_gettime};
 
 /// A round that takes longer for each party has parties' times measured. A turn of 32 short packets takes 1 to 2.5 us, of 1518 bytes 5
 /// to 10 us. While rounds are shorter, whatever some cost, a party's turn comes again after 5 us for each party.
@@ -34,17 +35,22 @@ const LINGERS: u64 = 2;
 const LINGER: Duration = Duration::from_micros(5);
 /// What a turn is to take at most, by taking fewer packets.
 const TURN: Duration = Duration::from_micros(20);
-/// A turn that is longer is asked about, and after so long how much the thread has run and slept is looked at, lest more be counted than
-/// was in such a turn.
-const ASKED: Duration = Duration::from_millis(1);
+/// A turn that is longer is asked about: whether the thread has run or slept.
+const ASKED: Duration = Duration::from_micros(100);
+/// After so long that is looked at anyway, lest more be counted than was in such a turn.
+const LOOKS: Duration = Duration::from_millis(1);
+/// A turn in which the thread runs for longer, and for longer than [`ASKED`] for each packet, is dear.
+const DEAR: Duration = Duration::from_millis(1);
 
 /// That somebody's memory was waited for is remembered for so many times as long, for those ten seconds at most: a page that is not there
 /// yet does not put its guest together with one that goes on like that.
 const REMEMBERED: u64 = 25;
 
 /// Counters of one worker's turns on the statistics page: turns that parties have waited, the longest turn in TSC ticks, how often the
-/// worker has slept in one, and for how many ticks.
-pub const TURN_COUNTERS: [&str; 4] = ["waited", "longest_ticks", "stalls", "stalled_ticks"];
+/// worker has slept in one, and for how many ticks. Behind them stand two of each port, [`PORT_COUNTERS`].
+const COUNTERS: [&str; 4] = ["waited", "longest_ticks", "stalls", "stalled_ticks"];
+/// Of a port, while turns are measured: TSC ticks that its turns with packets took, and ticks in which it had packets or was waited for.
+const PORT_COUNTERS: [&str; 2] = ["used_ticks", "active_ticks"];
 
 /// The turns of one worker.
 #[derive(Debug)]
@@ -64,6 +70,8 @@ pub struct Turns {
     began: u64,
     /// TSC when the last turn ended.
     ended: u64,
+    /// TSC until which it has been counted for how long ports were active.
+    counted: u64,
     /// TSC until when turns are measured; `None` while rounds are short.
     until: Option<u64>,
     /// What the thread had done when it was last looked at, and when that was.
@@ -76,6 +84,8 @@ pub struct Turns {
     linger: u64,
     turn: u64,
     asked: u64,
+    looks: u64,
+    dear: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -94,6 +104,8 @@ struct Party {
     burst: usize,
     /// TSC until when it rests as often as others of which the same is remembered.
     slow: Option<u64>,
+    /// TSC until when another dear turn has it rest.
+    dear: Option<u64>,
 }
 
 /// What a thread has done so far.
@@ -106,14 +118,26 @@ struct Usage {
 }
 
 impl Turns {
-    /// Those of a worker that counts in `stats`, a block made with [`TURN_COUNTERS`].
+    /// Those of a worker that counts in a block `name` of `page`, with counters `portN_used_ticks` and `portN_active_ticks` for so many
+    /// ports.
     ///
-    /// # Panics
-    /// When the block has another number of counters.
-    pub fn new(stats: Block) -> Self {
-        assert_eq!(stats.len(), TURN_COUNTERS.len(), "a block of turns is made with TURN_COUNTERS");
-        let [long, measured, ahead, linger, turn, asked] =
-            [2 * LONG, MEASURED, AHEAD, LINGER, TURN, ASKED].map(tsc::ticks);
+    /// # Errors
+    /// [`PageError::Full`] when the page has no room for the block.
+    pub fn on(page: &StatsPage, name: &str, ports: usize) -> Result<Self, PageError> {
+        let of_port = |port| PORT_COUNTERS.map(|counter| format!("port{port}_{counter}"));
+        let ports: Vec<String> = (0..ports).flat_map(of_port).collect();
+        let counters: Vec<&str> = COUNTERS.into_iter().chain(ports.iter().map(String::as_str)).collect();
+        Ok(Self::new(page.block(name, &counters)?))
+    }
+
+    /// Those of a worker of no ports, whose counters nobody reads.
+    pub fn private() -> Self {
+        Self::new(Block::private(&COUNTERS))
+    }
+
+    fn new(stats: Block) -> Self {
+        let [long, measured, ahead, linger, turn, asked, looks, dear] =
+            [2 * LONG, MEASURED, AHEAD, LINGER, TURN, ASKED, LOOKS, DEAR].map(tsc::ticks);
         Self {
             stats,
             parties: Vec::new(),
@@ -123,6 +147,7 @@ impl Turns {
             stuck: false,
             began: 0,
             ended: 0,
+            counted: 0,
             until: None,
             usage: Usage::default(),
             looked: 0,
@@ -133,6 +158,8 @@ impl Turns {
             linger,
             turn,
             asked,
+            looks,
+            dear,
         }
     }
 
@@ -156,8 +183,9 @@ impl Turns {
         if self.until.is_none() {
             self.look_at_thread(now);
             self.forget();
+            self.counted = now;
         }
-        self.until = Some(now.wrapping_add(self.measured));
+        self.until = Some(later(self.until, now.wrapping_add(self.measured)));
     }
 
     /// The worker has slept by itself, for want of something to do.
@@ -165,6 +193,7 @@ impl Turns {
         self.began = tsc::now();
         if self.until.is_some() {
             self.look_at_thread(self.began);
+            self.counted = self.began;
         }
     }
 
@@ -172,13 +201,13 @@ impl Turns {
     #[cold]
     pub(crate) fn round(&mut self, tasks: impl FnOnce(&mut Self) -> usize) -> usize {
         // What was done between rounds, such as copies over again, is nobody's turn.
-        if self.began.wrapping_sub(self.ended) > self.asked {
+        if self.began.wrapping_sub(self.ended) > self.looks {
             self.look_at_thread(self.began);
         }
         (self.named, self.ended) = (0, self.began);
         let packets = tasks(self);
         self.end();
-        if is_past(self.ended, self.looked.wrapping_add(self.asked)) {
+        if is_past(self.ended, self.looked.wrapping_add(self.looks)) {
             self.look_at_thread(self.ended);
         }
         if self.until.is_some_and(|until| is_past(self.ended, until)) {
@@ -218,22 +247,25 @@ impl Turns {
         self.stuck = true;
     }
 
-    /// In another one's turn, something is sent to `port`, unless that one rests; whether it was. It is the other's time, but for what
-    /// the worker has slept.
-    pub(crate) fn visit(&mut self, port: usize, work: impl FnOnce()) -> bool {
+    /// In another one's turn, so many packets are sent to `port`, unless that one rests; whether they were. It is the other's time, but for
+    /// what the worker has slept, and for what is dear.
+    pub(crate) fn visit(&mut self, port: usize, packets: usize, work: impl FnOnce()) -> bool {
         let (party, began) = (port * 2, tsc::now());
         self.know(party);
         if self.rests(party, began) {
             return false;
         }
         work();
-        let now = tsc::now();
+        self.visited(party, began, tsc::now(), packets);
+        true
+    }
+
+    fn visited(&mut self, party: usize, began: u64, now: u64, packets: usize) {
         let ticks = now.wrapping_sub(began);
         if ticks > self.asked {
-            let ran = self.long_turn(party, ticks, now);
-            self.ended = self.ended.wrapping_add(ticks - ran);
+            let (ran, is_dear) = self.long_turn(party, ticks, packets, now);
+            self.ended = self.ended.wrapping_add(if is_dear { ticks } else { ticks - ran });
         }
-        true
     }
 
     fn know(&mut self, party: usize) {
@@ -248,6 +280,7 @@ impl Turns {
             cost: 0,
             burst: BURST,
             slow: None,
+            dear: None,
         };
         self.parties.resize(self.parties.len().max(party + 1), new);
         self.parties[party].is_known = true;
@@ -260,9 +293,7 @@ impl Turns {
     }
 
     fn rests(&self, party: usize, now: u64) -> bool {
-        self.rest != 0
-            && !is_past(now, self.rest)
-            && self.parties[party].slow.is_some_and(|slow| !is_past(now, slow))
+        self.rest != 0 && !is_past(now, self.rest) && is_before(now, self.parties[party].slow)
     }
 
     /// A party's turn has ended, which had so many packets.
@@ -272,7 +303,10 @@ impl Turns {
         let longest = self.stats.counter(1);
         longest.add(ticks.saturating_sub(longest.value()));
         if ticks > self.asked {
-            ticks = self.long_turn(party, ticks, now);
+            (ticks, _) = self.long_turn(party, ticks, packets, now);
+        }
+        if packets > 0 {
+            self.count(party, 0, ticks);
         }
         let party = &mut self.parties[party];
         party.used += ticks;
@@ -289,21 +323,50 @@ impl Turns {
         }
     }
 
-    /// How many of `ticks` until `now` the thread has run in. If it has slept, that was for the party's memory.
+    /// How many of `ticks` until `now` the thread has run in, for so many packets of the party, and whether that is dear. If it has slept,
+    /// that was for the party's memory.
     #[cold]
-    fn long_turn(&mut self, party: usize, ticks: u64, now: u64) -> u64 {
-        let before = self.usage;
+    fn long_turn(&mut self, party: usize, ticks: u64, packets: usize, now: u64) -> (u64, bool) {
+        let (before, elapsed) = (self.usage, now.wrapping_sub(self.looked));
         self.look_at_thread(now);
-        let ran = self.usage.ran.saturating_sub(before.ran).min(ticks);
-        if self.usage.sleeps != before.sleeps {
-            let slept = ticks - ran;
-            let remembered = slept.saturating_mul(REMEMBERED).min(self.measured);
-            self.parties[party].slow = Some(now.wrapping_add(remembered));
-            self.rest = now.wrapping_add(slept).max(1);
+        // What it has not run since it was last looked at, it has not run in the longest turn since, which is this one.
+        let paused = elapsed.saturating_sub(self.usage.ran.saturating_sub(before.ran));
+        let ran = ticks.saturating_sub(paused);
+        let slept = if self.usage.sleeps == before.sleeps { 0 } else { ticks - ran };
+        let is_dear = ran > self.dear.max(self.asked.saturating_mul(packets as u64));
+        let mut rest = slept;
+        if is_dear {
+            // Once may be the machine's.
+            if is_before(now, self.parties[party].dear) {
+                rest = ticks;
+            }
+            self.parties[party].dear = Some(self.remembered(ran, now));
+        }
+        if slept > 0 {
             self.stats.counter(2).add(1);
             self.stats.counter(3).add(slept);
         }
-        ran
+        if rest > 0 {
+            self.parties[party].slow = Some(later(self.parties[party].slow, self.remembered(rest, now)));
+            let until = now.wrapping_add(rest);
+            self.rest = later((self.rest != 0).then_some(self.rest), until).max(1);
+            // Those that rest are not forgotten meanwhile.
+            self.until = self.until.map(|measured| later(Some(measured), until));
+        }
+        (ran, is_dear)
+    }
+
+    /// Until when so many ticks are remembered.
+    fn remembered(&self, ticks: u64, now: u64) -> u64 {
+        now.wrapping_add(ticks.saturating_mul(REMEMBERED).min(self.measured).max(ticks))
+    }
+
+    /// Adds to one of the [`PORT_COUNTERS`], if the party is a port that is counted.
+    fn count(&self, party: usize, counter: usize, ticks: u64) {
+        let index = COUNTERS.len() + party / 2 * PORT_COUNTERS.len() + counter;
+        if party.is_multiple_of(2) && index < self.stats.len() {
+            self.stats.counter(index).add(ticks);
+        }
     }
 
     fn look_at_thread(&mut self, now: u64) {
@@ -318,8 +381,13 @@ impl Turns {
     /// All have had their turns. Nobody waits for those without packets, or for those that rest.
     fn end(&mut self) {
         let mut least = u64::MAX;
+        let round = self.ended.wrapping_sub(std::mem::replace(&mut self.counted, self.ended));
         for party in 0..self.parties.len() {
-            if !self.parties[party].idle && !self.rests(party, self.ended) {
+            if self.parties[party].idle {
+                continue;
+            }
+            self.count(party, 1, round);
+            if !self.rests(party, self.ended) {
                 least = least.min(self.parties[party].used);
             }
         }
@@ -340,12 +408,22 @@ fn is_past(now: u64, until: u64) -> bool {
     now.wrapping_sub(until) as i64 >= 0
 }
 
+/// Whether there is a time that the TSC has not come to.
+fn is_before(now: u64, until: Option<u64>) -> bool {
+    until.is_some_and(|until| !is_past(now, until))
+}
+
+/// The later one of two times.
+fn later(one: Option<u64>, other: u64) -> u64 {
+    one.filter(|&one| is_past(one, other)).unwrap_or(other)
+}
+
 impl Usage {
     fn of_thread() -> Self {
-        let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return Self::default() };
-        let ran = usage.user_time() + usage.system_time();
-        let ran = Duration::from_micros(u64::try_from(ran.num_microseconds()).unwrap_or(0));
-        Self { ran: tsc::ticks(ran), sleeps: usage.voluntary_context_switches() }
+        // What getrusage says of time is as of the kernel's last tick.
+        let ran = Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default();
+        let usage = getrusage(UsageWho::RUSAGE_THREAD);
+        Self { ran: tsc::ticks(ran), sleeps: usage.map_or(0, |usage| usage.voluntary_context_switches()) }
     }
 }
 

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::session::Session;
 use super::{BackendConfig, ControlError, Device, DeviceEvents};
 use crate::connection::{Connection, ConnectionError, Listener, Received, connect, poll};
-use crate::message::Reply;
+use crate::message::{Code, Reply};
 use crate::passed::Errands;
 
 /// How long after a failure to connect or to accept is tried again.
@@ -24,8 +24,9 @@ const MESSAGES: u32 = 4096;
 /// The same of connections.
 const CONNECTION: Duration = Duration::from_millis(10);
 const CONNECTIONS: u32 = 64;
-/// Errands that may be left before nothing more is taken from the port's front ends.
-const ERRANDS: usize = 64;
+/// The same of regions for what is in flight: whoever does not read the answers keeps each one's file.
+const REGION: Duration = Duration::from_secs(1);
+const REGIONS: u32 = 8;
 /// Lines that a port's front ends have logged at once, and how often one more is; the others are left out, lest they fill the log.
 const LINES: u32 = 32;
 const LINE: Duration = Duration::from_secs(10);
@@ -41,6 +42,7 @@ pub(super) struct Control {
     /// These are kept over connections: a front end can come again.
     messages: Pace,
     connections: Pace,
+    regions: Pace,
     lines: Pace,
     /// What may have to wait for a front end.
     errands: Errands,
@@ -64,6 +66,7 @@ impl Control {
             events,
             messages: Pace::new(MESSAGE, MESSAGES),
             connections: Pace::new(CONNECTION, CONNECTIONS),
+            regions: Pace::new(REGION, REGIONS),
             lines: Pace::new(LINE, LINES),
             errands: Errands::default(),
             silent: false,
@@ -120,7 +123,7 @@ impl Control {
                     return None;
                 }
             }
-            if self.errands.left() >= ERRANDS {
+            if self.errands.is_full() {
                 waiting = self.wait(None, Some(RETRY));
                 continue;
             }
@@ -152,14 +155,17 @@ impl Control {
             if wake.stop {
                 return Ok(());
             }
-            if self.errands.left() >= ERRANDS {
+            if self.errands.is_full() {
                 return Err(ControlError::Errands { left: self.errands.left() });
             }
             if wake.ready
                 && let Some(received) = connection.receive()?
             {
+                let mut pause = self.messages.pause(Instant::now());
+                if received.header.code == Code::GET_INFLIGHT_FD {
+                    pause = pause.max(self.regions.pause(Instant::now()));
+                }
                 self.message(session, &connection, received)?;
-                let pause = self.messages.pause(Instant::now());
                 if !pause.is_zero() && self.wait(None, Some(pause))?.stop {
                     return Ok(());
                 }

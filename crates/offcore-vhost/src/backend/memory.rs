@@ -13,7 +13,7 @@ use crate::passed::PassedFd;
 /// File systems whose pages come from the kernel (linux/magic.h): memfds and shared memory, hugepages, and disks of this
 /// machine. On others (FUSE, a network's) whoever serves the file could keep a worker that touches a page waiting for ever.
 /// Here a front end can delay it by what it has the kernel do with its file: a fault waits for a hole that is being
-/// punched, 0.4 s for one of 2 GiB.
+/// punched, 0.4 s for one of 2 GiB, minutes if who punches it hardly gets a core.
 const FILE_SYSTEMS: [i64; 6] = [TMPFS, HUGETLBFS, RAMFS, EXT4, XFS, BTRFS];
 const TMPFS: i64 = 0x0102_1994;
 const HUGETLBFS: i64 = 0x9584_58f6;

@@ -1,12 +1,12 @@
 //! Sockets with a path: listening on one, connecting to one.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Uid};
+use rustix::fs::{FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -50,6 +50,8 @@ pub enum SocketError {
     InUse { path: PathBuf },
     /// {path}: exists and is not a socket; remove it or choose another path
     NotASocket { path: PathBuf },
+    /// {path}: somebody has put another file there; choose a directory that only this user may write to
+    Replaced { path: PathBuf },
     /// {path}: {found} bytes are too long for a socket's path, at most 107 are possible
     TooLong { path: PathBuf, found: usize },
     /// {path}: {what}: {source}
@@ -129,14 +131,25 @@ impl Listener {
         Ok(listener)
     }
 
+    /// Whoever may write to the directory may have put another file there meanwhile, or a link to one: that stays as it is.
     fn grant(&self, SocketAccess { owner, group, mode }: SocketAccess) -> Result<(), SocketError> {
         let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
-        if owner.is_some() || group.is_some() {
-            rustix::fs::chownat(CWD, &self.path, owner, group, AtFlags::SYMLINK_NOFOLLOW)
-                .map_err(fail(&self.path, "chown"))?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&self.path, flags, Mode::empty()).map_err(fail(&self.path, "open"))?;
+        let found = rustix::fs::fstat(&file).map_err(fail(&self.path, "stat"))?;
+        let is_ours = FileType::from_raw_mode(found.st_mode) == FileType::Socket && found.st_nlink == 1;
+        if !is_ours || self.file != Some((found.st_dev, found.st_ino)) {
+            return Err(SocketError::Replaced { path: self.path.clone() });
         }
-        mode.map_or(Ok(()), |mode| rustix::fs::chmod(&self.path, Mode::from_raw_mode(mode)))
-            .map_err(fail(&self.path, "chmod"))
+        // There is no fchmod(2) of a descriptor without access before Linux 6.6.
+        let file = format!("/proc/self/fd/{}", file.as_raw_fd());
+        // The mode first: only the owner may change it.
+        mode.map_or(Ok(()), |mode| rustix::fs::chmod(&file, Mode::from_raw_mode(mode)))
+            .map_err(fail(&self.path, "chmod"))?;
+        if owner.is_some() || group.is_some() {
+            rustix::fs::chown(&file, owner, group).map_err(fail(&self.path, "chown"))?;
+        }
+        Ok(())
     }
 
     /// The next peer; `None` when none is waiting.

@@ -24,6 +24,8 @@ pub enum FrontEndError {
     /// {path}: the other end is of user {found}, expected root or {own}: a back end can write to all packets; peer={found} of the
     /// port lets it
     Stranger { path: PathBuf, found: u32, own: u32 },
+    /// {left} file descriptors of this port's back ends are not closed yet: whoever holds them keeps us waiting
+    Errands { left: usize },
     /// {0}
     Connection(#[from] ConnectionError),
     /// reply of the back end: {0}

@@ -1,6 +1,6 @@
 //! What can be wrong with a message.
 
-use super::{Code, MAX_FDS, MAX_PAYLOAD, MAX_REGIONS, VERSION};
+use super::{Code, MAX_PAYLOAD, MAX_REGIONS, VERSION};
 
 /// What is wrong with a message, whatever the state of the device.
 #[derive(Clone, Debug, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
@@ -24,8 +24,7 @@ pub enum MessageError {
     Payload { code: Code, found: usize, expected: usize },
     /// {code}: {found} file descriptors, expected {expected}
     Fds { code: Code, found: usize, expected: usize },
-    /// {code}: file descriptors were lost: more than {MAX_FDS:?} of them, or this process may open no more (ulimit
-    /// -n)
+    /// {code}: file descriptors were lost: this process may open no more (ulimit -n)
     FdsLost { code: Code },
     /// SET_MEM_TABLE: {found} regions, expected 1 to {MAX_REGIONS:?}
     Regions { found: u32 },

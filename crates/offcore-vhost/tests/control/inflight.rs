@@ -1,6 +1,7 @@
 //! The region for descriptors in flight: what a front end may ask of it, and where virtqueues go on that a back end has left.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use offcore_mem::{Hugepages, Mapping};
 use offcore_ring::Inflight;
@@ -22,6 +23,28 @@ fn region(peer: &mut Peer) -> (InflightArea, PassedFd) {
         Reply::Inflight(area, fd) => (area, fd),
         reply => panic!("{reply:?}"),
     }
+}
+
+/// Each answer that is not read is a file of ours that stays.
+#[test]
+fn regions_are_made_one_a_second() {
+    let (_dir, backend, _guest, mut peer) = connected();
+    let start = Instant::now();
+    for _ in 0..12 {
+        peer.send(Request::GetInflightFd(ASKED));
+    }
+    // One after another, so that those before have been waited for.
+    for _ in 0..12 {
+        assert!(matches!(peer.reply(Code::GET_INFLIGHT_FD), Ok(Reply::Inflight(..))));
+    }
+    assert!(start.elapsed() >= Duration::from_secs(3), "{:?}", start.elapsed());
+    // Whoever comes again waits as well.
+    drop(peer);
+    let mut peer = Peer::negotiated(backend.device().path());
+    let start = Instant::now();
+    region(&mut peer);
+    region(&mut peer);
+    assert!(start.elapsed() >= Duration::from_millis(500), "{:?}", start.elapsed());
 }
 
 /// CVE-2021-3839: more virtqueues than there are were written to. One that asks waits for an answer: it is closed.
@@ -157,10 +180,15 @@ fn region_that_vanishes_ends_the_connection() {
 fn regions_do_not_add_up() {
     let memory = |fd: &PassedFd| rustix::fs::fstat(fd).unwrap().st_blocks as u64 * 512;
     let (_dir, backend, _guest, mut peer) = connected();
-    let mut kept: Vec<PassedFd> = (0..3).map(|_| region(&mut peer).1).collect();
+    let written = |peer: &mut Peer| {
+        let (area, fd) = region(peer);
+        rustix::io::pwrite(&fd, &vec![0; area.size as usize], 0).unwrap();
+        (area, fd)
+    };
+    let mut kept: Vec<PassedFd> = (0..3).map(|_| written(&mut peer).1).collect();
     drop(peer);
     let mut peer = Peer::negotiated(backend.device().path());
-    let (area, fd) = region(&mut peer);
+    let (area, fd) = written(&mut peer);
     assert!(kept.iter().all(|fd| memory(fd) == 0) && memory(&fd) >= area.size);
     assert_eq!(peer.ask(Request::SetInflightFd(area, fd.as_fd())), 0);
     kept.push(fd);

@@ -24,11 +24,13 @@ pub(super) fn table(rows: &[Row]) -> String {
             or_dash(row.beside_over_alone.map(percent)),
             format!("{} to {}", percent(row.min), percent(row.max)),
             or_dash(row.noise_floor.map(percent)),
+            or_dash(row.core_share.map(percent)),
             digits(row.longest_turn_us, 0),
             row.lost.to_string(),
         ]
     });
-    columns("<beside|frame|alone Mpps|beside|kept|of blocks|noise|longest turn us|lost", cells)
+    columns("<beside|frame|alone Mpps|beside|kept|of blocks|noise|of core|longest turn us|lost", cells)
         + "kept: an honest guest's packets a second beside one that has the worker work as much as it may, over those alone; half\n\
-           is a fair part. noise: the same of nothing. The bad guest's own steps take time of the honest one's core.\n"
+           is a fair part. noise: the same of nothing. of core: of the worker's time while it had\n\
+           packets. The bad guest's own steps take time of the honest one's core, and so do holes that it punches.\n"
 }

@@ -5,7 +5,8 @@ mod tcp;
 use std::fmt::Write;
 use std::time::Duration;
 
-use offcore_flow::report::{BridgeReport, ChannelReport, DecisionReport, QueueReport, Report, WorkerReport};
+use offcore_flow::report::{BridgeReport, ChannelReport, DecisionReport, QueueReport, Report};
+use offcore_flow::report::{TurnsReport, WorkerReport};
 use offcore_port::generator::GenReport;
 use offcore_stats::Stage;
 use offcore_stats::stage::Group;
@@ -300,6 +301,11 @@ fn core_copies(worker: &WorkerReport) -> String {
             "; {} turns waited for others, the longest took {:.0} us",
             worker.waited, worker.longest_us
         );
+        for TurnsReport { port, used, active } in &worker.turns {
+            let share = 100.0 * used / active.max(*used);
+            let _ =
+                write!(text, ", port {port} had {share:.0} % of the {active:.1} s in which it had packets");
+        }
     }
     if worker.stalls > 0 {
         let _ = write!(text, "; it waited {} times for memory, {:.3} s", worker.stalls, worker.stalled);

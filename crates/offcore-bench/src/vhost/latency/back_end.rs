@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::{Binding, Device, Mode, Mover};
 use offcore_flow::Forward;
 use offcore_flow::forward::Addresses;
 use offcore_flow::forwarding::{Forwarding, Rules};
 use offcore_flow::task::Task;
-use offcore_flow::worker::turns::{TURN_COUNTERS, Turns};
+use offcore_flow::worker::turns::Turns;
 use offcore_flow::worker::{MOVER_COUNTERS, Worker};
 use offcore_mem::Pool;
 use offcore_port::vhost::VhostPort;
@@ -78,7 +78,7 @@ impl BackEnd {
             mover,
             cache: pool.cache(),
             clock: StageClock::private(),
-            turns: Turns::new(page.block(TURNS, &TURN_COUNTERS)?),
+            turns: Turns::on(&page, TURNS, sockets.len())?,
             mover_stats: page.block(STATS, &MOVER_COUNTERS)?,
             channel_stats: Vec::new(),
         };
@@ -113,11 +113,16 @@ impl BackEnd {
         Ok([sum("_by_core"), sum("_by_engine")])
     }
 
-    /// TSC ticks of the longest turn that was measured.
-    pub(in crate::vhost) fn longest_turn(&self) -> Result<u64> {
+    /// What is counted of turns, in TSC ticks, while they are measured: the longest, what those of the first socket's packets took, and in
+    /// how many ticks it had packets.
+    pub(in crate::vhost) fn turns(&self) -> Result<[u64; 3]> {
         let counters = self.counters(TURNS)?;
-        let longest = counters.iter().find(|(name, _)| name == "longest_ticks");
-        longest.map(|(_, ticks)| *ticks).context("no longest turn")
+        let value = |name: &str| counters.iter().find(|(n, _)| n == name).map(|(_, value)| *value);
+        let names = ["longest_ticks", "port0_used_ticks", "port0_active_ticks"];
+        let [Some(longest), Some(used), Some(active)] = names.map(value) else {
+            bail!("no turns are counted")
+        };
+        Ok([longest, used, active])
     }
 
     fn counters(&self, name: &str) -> Result<Vec<(String, u64)>> {

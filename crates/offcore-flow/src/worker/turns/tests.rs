@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use offcore_dma::Mover;
 use offcore_mem::{Hugepages, Pool};
 use offcore_stats::StageClock;
+use offcore_stats::page::Reader;
 
 use super::*;
 use crate::worker::Worker;
@@ -36,10 +37,10 @@ use Cost::{Runs, Sleeps, Waits};
 
 impl World {
     fn new(tasks: usize) -> Self {
-        let mut turns = Turns::new(Block::private(&TURN_COUNTERS));
-        (turns.ahead, turns.linger, turns.turn, turns.asked, turns.measured) =
-            (5 * US, 5 * US, 20 * US, 1000 * US, 10 * SECOND);
-        (turns.began, turns.ended) = (1000 * US, 1000 * US);
+        let mut turns = Turns::private();
+        (turns.ahead, turns.linger, turns.turn, turns.measured) = (5 * US, 5 * US, 20 * US, 10 * SECOND);
+        (turns.asked, turns.looks, turns.dear) = (100 * US, 1000 * US, 1000 * US);
+        (turns.began, turns.ended, turns.looked) = (1000 * US, 1000 * US, 1000 * US);
         USAGE.set(Usage::default());
         turns.look = || USAGE.get();
         (0..tasks).for_each(|task| turns.know(task));
@@ -83,6 +84,11 @@ impl World {
 
     fn waiting(&self) -> usize {
         (0..self.turns.parties.len()).filter(|&task| self.turns.waits(task, self.now)).count()
+    }
+
+    /// What is counted of a port: ticks used, and ticks in which it was active.
+    fn counted_of(&self, port: usize) -> [u64; 2] {
+        [0, 1].map(|counter| self.turns.stats.counter(COUNTERS.len() + 2 * port + counter).value())
     }
 
     fn counted(&self) -> [u64; 4] {
@@ -245,6 +251,49 @@ fn others_have_half_of_the_time_beside_memory_that_is_waited_for() {
 }
 
 #[test]
+fn short_wait_does_not_end_the_rest_after_a_long_one() {
+    let used =
+        World::new(3).run(60 * SECOND, &[Sleeps(400_000 * US), Sleeps(1100 * US), Runs(200 * US)], always);
+    assert!(used[2] >= 60 * SECOND * 45 / 100, "{used:?}");
+}
+
+#[test]
+fn others_have_half_of_the_time_however_long_memory_is_waited_for() {
+    for seconds in [2, 8, 20, 50] {
+        let time = 10 * seconds * SECOND;
+        let used = World::new(2).run(time, &[Sleeps(seconds * SECOND), Runs(200 * US)], always);
+        assert!(used[1] >= time * 45 / 100, "{seconds}: {used:?}");
+    }
+}
+
+#[test]
+fn who_is_dear_to_send_to_rests() {
+    let mut world = World::new(0);
+    [0, 2, 4].into_iter().for_each(|party| world.turns.know(party));
+    let send = |world: &mut World, cost, packets| {
+        world.turns.ended = world.now;
+        let visited = world.now;
+        world.pass(cost);
+        world.turns.visited(2, visited, world.now, packets);
+        world.turns.charge(0, world.now, 32);
+        (world.turns.rests(2, world.now), world.turns.rests(0, world.now))
+    };
+    // Packets are dear at a millisecond, and what is slow for each of many is not.
+    assert_eq!(send(&mut world, Runs(2000 * US), 32), (false, false));
+    assert_eq!(send(&mut world, Runs(2000 * US), 1), (false, false));
+    let used = world.turns.parties[0].used;
+    assert_eq!(send(&mut world, Runs(2000 * US), 1), (true, false));
+    assert!(world.turns.parties[0].used - used < 100 * US, "that is no other one's time");
+    world.pass(Runs(2000 * US));
+    assert!(!world.turns.rests(2, world.now));
+    // Sleep that is too short for a turn to be dear has whose memory it is rest, and not who sends.
+    for _ in 0..10 {
+        assert_eq!(send(&mut world, Sleeps(950 * US), 32), (true, false));
+        world.pass(Runs(60 * US));
+    }
+}
+
+#[test]
 fn who_loses_the_core_for_a_while_does_not_pay_for_it() {
     let mut world = World::new(2);
     world.run(2000 * US, &[Runs(4 * US); 2], always);
@@ -259,8 +308,31 @@ fn who_loses_the_core_for_a_while_does_not_pay_for_it() {
 }
 
 #[test]
+fn share_of_each_port_is_counted() {
+    let mut world = World::new(0);
+    let page = StatsPage::new(1 << 12).unwrap();
+    world.turns.stats = Turns::on(&page, "turns", 2).unwrap().stats;
+    // Two ports, and between them a task that is no port's and has no packets.
+    (0..3).for_each(|task| world.turns.know(task));
+    world.run(100_000 * US, &[Runs(500 * US), Runs(US), Runs(2 * US)], |_, task| task != 1);
+    let share = |port: usize| {
+        let [used, active] = world.counted_of(port);
+        used as f64 / active as f64
+    };
+    assert!((0.45..0.55).contains(&share(0)) && (0.45..0.55).contains(&share(1)));
+    // A port that has nothing uses nothing, and is not waited for.
+    let before = world.counted_of(1);
+    world.run(100_000 * US, &[Runs(500 * US), Runs(US), Runs(2 * US)], |_, task| task == 0);
+    let after = world.counted_of(1);
+    assert_eq!(after[0], before[0]);
+    assert!(after[1] - before[1] < 1000 * US);
+    let names = &Reader::open(page.fd()).unwrap().read().unwrap()[0].counters;
+    assert_eq!(names[6].0, "port1_used_ticks");
+}
+
+#[test]
 fn long_round_has_turns_measured() {
-    let mut turns = Turns::new(Block::private(&TURN_COUNTERS));
+    let mut turns = Turns::private();
     turns.began = tsc::now();
     let [long, measured] = [20, 50].map(|ms| tsc::ticks(Duration::from_millis(ms)));
     (turns.long, turns.measured) = (long, measured);
@@ -290,7 +362,7 @@ fn long_round_has_turns_measured() {
 
 #[test]
 fn packets_that_cannot_go_on_are_not_waited_for() {
-    let mut turns = Turns::new(Block::private(&TURN_COUNTERS));
+    let mut turns = Turns::private();
     let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
     let (mut mover, mut clock) = (Mover::new(), StageClock::private());
     let ctx = &mut Context { mover: &mut mover, cache: &mut cache, clock: &mut clock, burst: 32 };

@@ -3,9 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use offcore_mem::Mapping;
 use offcore_mem::mapping::MemoryError;
 use offcore_mem::sigbus::Guarded;
-use offcore_mem::{Hugepages, Mapping};
 use offcore_ring::Inflight;
 use offcore_ring::split::MAX_SIZE;
 
@@ -26,7 +26,7 @@ impl Session {
         }
         memory::check(code, [len as u64].into_iter(), self.max_memory)?;
         let failed = |source| ControlError::Mapping { code, guest: 0, source };
-        let (_mapping, fd) = Mapping::memfd("offcore-inflight", len, Hugepages::None).map_err(failed)?;
+        let (_mapping, fd) = Mapping::untouched_memfd("offcore-inflight", len).map_err(failed)?;
         let kept = rustix::io::fcntl_dupfd_cloexec(&fd, 0)
             .map_err(|source| failed(MemoryError::System { what: "dup", len, source }))?;
         self.inflight.clear();
