@@ -7,6 +7,7 @@ use offcore_mem::{GuestMemory, Hugepages, Mapping};
 
 use super::*;
 use crate::device::{Chain, DeviceQueue, Direction, Queue};
+use crate::vector::Wanted;
 use crate::{Layout, driver, packed, with_queue};
 
 const LEN: usize = 0x1_0000;
@@ -244,5 +245,26 @@ fn what_a_stranger_wrote_is_checked() {
         world.memory.regions()[0].mapping().write_at(PARTS.0 as usize, &filling[..128]);
         let base = world.layout.take_up(&inflight, 0).unwrap().unwrap();
         assert!(base & 0x7fff < 8 && base & 0xffff == base >> 16);
+    }
+}
+
+#[test]
+fn bursts_in_flight_are_found_before_they_are_published() {
+    for packed in [false, true] {
+        let mut run = Run::new(64, packed, 1);
+        for addr in (0..32).map(|i| BUFFERS + i * 64) {
+            run.driver.add_chain(&[(addr, 16)], Direction::Readable, addr).unwrap();
+            run.out.push_back(addr);
+        }
+        run.driver.publish();
+        let memory = Arc::clone(&run.world.memory);
+        with_queue!(&mut run.device, device => {
+            device.look(32).unwrap();
+            let wanted = Wanted { direction: Direction::Readable, least: 1, most: u32::MAX };
+            assert_eq!(device.singles(0, 32, &memory, wanted).len(), 32);
+            // They take more than a line.
+            device.push_used_singles(0, 32, Direction::Readable);
+        });
+        run.check();
     }
 }

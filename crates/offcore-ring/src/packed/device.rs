@@ -377,6 +377,8 @@ impl DeviceQueue for Queue {
         let size = self.ring_size();
         let found = self.singles.get(usize::from(ahead)..).unwrap_or_default();
         let mut singles = &found[..usize::from(count)];
+        // Until they are published, the next back end may take these descriptors as available ones: they keep their addresses.
+        let level = if self.inflight.is_some() { Level::Plain } else { self.level };
         while !singles.is_empty() {
             // As far as the ring goes on: there the flags are the same.
             let (run, rest) = singles.split_at(singles.len().min(self.used.before_wrap(size) as usize));
@@ -389,7 +391,7 @@ impl DeviceQueue for Queue {
                 let at = self.layout.at(self.used.after(held as u32, size));
                 // SAFETY: the ring goes on for all of `run`, and stays mapped as long as the layout; its descriptors are
                 // aligned to 16. The level is one that this CPU has.
-                unsafe { lines::write_used(self.level, at, &run[held..], used) };
+                unsafe { lines::write_used(level, at, &run[held..], used) };
             }
             self.used = self.used.after(run.len() as u32, size);
             singles = rest;

@@ -168,7 +168,7 @@ impl Used {
 }
 
 /// Writes used descriptors from `at` on, one for each of `singles`. The driver does not look at them yet. Those of whole
-/// lines lose their addresses, which mean nothing any more.
+/// lines lose their addresses, but with [`Level::Plain`].
 ///
 /// # Safety
 /// As many descriptors as there are singles are mapped at `at`, which is aligned to 16, and the CPU has `level`.
