@@ -140,6 +140,10 @@ pub struct TurnsReport {
     pub used: f64,
     /// Seconds in which it had packets, or was waited for.
     pub active: f64,
+    /// Turns that it has waited.
+    pub waited: u64,
+    /// Seconds that the worker has slept for its memory.
+    pub stalled: f64,
 }
 
 /// What mode `auto` has decided on one worker for the copies of one size class.
@@ -436,10 +440,12 @@ fn add(report: &mut Report, block: &Snapshot, previous: Option<&Snapshot>, elaps
 /// The turns of ports that had packets while turns were measured.
 fn turns(block: &Snapshot, tsc_hz: u64) -> Vec<TurnsReport> {
     let of_port = |port: usize| {
-        let seconds = |what| value(block, &format!("port{port}_{what}_ticks")) as f64 / tsc_hz as f64;
-        TurnsReport { port, used: seconds("used"), active: seconds("active") }
+        let count = |what| value(block, &format!("port{port}_{what}"));
+        let [used, active, stalled] = ["used_ticks", "active_ticks", "stalled_ticks"]
+            .map(|counter| count(counter) as f64 / tsc_hz as f64);
+        TurnsReport { port, used, active, waited: count("waited"), stalled }
     };
-    (0..block.counters.len()).map(of_port).filter(|turns| turns.used > 0.0).collect()
+    (0..block.counters.len()).map(of_port).filter(|turns| turns.used + turns.stalled > 0.0).collect()
 }
 
 /// Adds a block of a host: its counters, or its drops.

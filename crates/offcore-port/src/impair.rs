@@ -23,8 +23,8 @@ use crate::base::PortBase;
 use crate::offload_fallback::fall_back;
 use crate::spec::ImpairSpec;
 use crate::{
-    Accepts, Context, DropReason, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue,
-    Wake, hand_over, room,
+    Accepts, Context, DropReason, PeerReport, Port, PortError, QueueSetup, RxCounters, RxQueue, TxCounters,
+    TxQueue, Wake, hand_over, room,
 };
 
 use line::{Count, END_OF_TIME, Line};
@@ -111,6 +111,10 @@ impl Port for ImpairPort {
 
     fn tend(&mut self) {
         self.inner.tend();
+    }
+
+    fn peer(&self) -> Option<PeerReport> {
+        self.inner.peer()
     }
 
     fn status(&self) -> String {

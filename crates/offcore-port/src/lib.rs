@@ -189,6 +189,25 @@ pub trait Port: fmt::Debug + Send {
 
     /// One line on the port's state for a person: link, peer, negotiated features.
     fn status(&self) -> String;
+
+    /// What the front end of a vhost port has done so far.
+    fn peer(&self) -> Option<PeerReport> {
+        None
+    }
+}
+
+/// What the front end of a vhost port, and those before it, have done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerReport {
+    pub connected: bool,
+    pub connections: u64,
+    /// Those that were refused included.
+    pub messages: u64,
+    pub refused: u64,
+    /// Virtqueues that take nothing more until they are started anew.
+    pub broken: usize,
+    /// Whether written pages are logged.
+    pub migrates: bool,
 }
 
 /// Why a port cannot be opened or used.

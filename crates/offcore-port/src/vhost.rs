@@ -10,6 +10,7 @@ use offcore_dma::{Binding, Context, Mover};
 use offcore_mem::Burst;
 use offcore_vhost::backend::{Backend, BackendConfig, DeviceEvents};
 use offcore_vhost::dequeue::Dequeued;
+use offcore_vhost::features;
 pub use offcore_vhost::pair::Next;
 use offcore_vhost::pair::{Forwarded, Pair};
 use offcore_vhost::vring::{Arm, Taken};
@@ -17,8 +18,8 @@ use offcore_vhost::{Dequeue, Enqueue, VringCell};
 use offcore_wire::ethernet::MacAddr;
 
 use crate::{
-    Accepts, DropReason, Port, PortBase, PortError, QueueSetup, RxCounters, RxQueue, TxCounters, TxQueue,
-    Wake,
+    Accepts, DropReason, PeerReport, Port, PortBase, PortError, QueueSetup, RxCounters, RxQueue, TxCounters,
+    TxQueue, Wake,
 };
 
 /// A vhost-user port.
@@ -86,6 +87,18 @@ impl Port for VhostPort {
 
     fn status(&self) -> String {
         self.backend.device().status().to_string()
+    }
+
+    fn peer(&self) -> Option<PeerReport> {
+        let status = self.backend.device().status();
+        Some(PeerReport {
+            connected: status.connected,
+            connections: status.connects,
+            messages: status.messages,
+            refused: status.refused,
+            broken: status.vrings.iter().filter(|vring| vring.broken.is_some()).count(),
+            migrates: status.features.is_some_and(|features| features & features::VHOST_F_LOG_ALL != 0),
+        })
     }
 }
 

@@ -42,6 +42,8 @@ pub use status::{RingState, Status, VringStatus};
 pub const MAX_QUEUE_PAIRS: u16 = 128;
 /// Regions of guest memory of one device, at most, when they are added one by one.
 pub const MAX_SLOTS: usize = 64;
+/// Regions for what is in flight that are made for one connection. One is needed; whoever does not read the answers keeps each one's file.
+const REGIONS: usize = 8;
 /// The least MTU (virtio 1.2, section 5.1.4.1).
 pub const MIN_MTU: u16 = 68;
 

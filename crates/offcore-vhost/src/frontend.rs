@@ -433,7 +433,7 @@ fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEn
                     if left().is_zero()
                         || matches!(source, SocketError::System { source: Errno::ACCESS, .. }) =>
                 {
-                    return Err(FrontEndError::NoBackEnd { waited: config.timeout - left(), source });
+                    return Err(FrontEndError::NoBackEnd { source });
                 }
                 Err(_) => std::thread::sleep(RETRY.min(left())),
             }

@@ -47,7 +47,14 @@ fn all_come_back(sizes: &[usize], packets: u64, how: &str) -> Report {
     let report = copy(&args);
     report.assert_only_drops(&[]);
     for port in 0..sizes.len() {
-        let all = Generated { sent: packets, received: packets, verified: packets, lost: 0, wrong: 0 };
+        let all = Generated {
+            sent: packets,
+            received: packets,
+            verified: packets,
+            lost: 0,
+            duplicates: 0,
+            wrong: 0,
+        };
         assert_eq!(report.generator(port), all, "{how}: {report}");
     }
     let all = packets * sizes.len() as u64;

@@ -235,6 +235,8 @@ pub(crate) struct Generated {
     pub(crate) verified: u64,
     /// Numbers that are missing below the highest that came.
     pub(crate) lost: u64,
+    /// Probes that came twice.
+    pub(crate) duplicates: u64,
     /// Probes out of order, doubled, changed, and packets that are none: all that should not be.
     pub(crate) wrong: u64,
 }
@@ -299,6 +301,11 @@ impl Report {
         self.drops().get(reason).copied().unwrap_or(0)
     }
 
+    /// Packets dropped for any reason.
+    pub(crate) fn dropped_in_all(&self) -> u64 {
+        self.drops().values().sum()
+    }
+
     /// Packets that the other side of a port left no room for.
     pub(crate) fn full(&self, port: usize) -> u64 {
         self.dropped(&format!("port{port} tx full"))
@@ -338,6 +345,7 @@ impl Report {
             received: get("received"),
             verified: get("verified"),
             lost: get("lost"),
+            duplicates: get("duplicates"),
             wrong: wrong.into_iter().map(get).sum(),
         }
     }

@@ -18,6 +18,12 @@ pub(super) const LIST: &[Guard] = &[
         package: VHOST, executable: "control", test: "no_more_is_mapped_than_a_port_may_have",
     },
     Guard {
+        name: "memory beside a guest's",
+        file: "crates/offcore-vhost/src/backend/memory.rs",
+        code: "if found > BESIDE {", without: "if found > u64::MAX >> 1 {",
+        package: VHOST, executable: "control", test: "no_more_is_mapped_than_a_port_may_have",
+    },
+    Guard {
         name: "file systems",
         file: "crates/offcore-vhost/src/backend/memory.rs",
         code: "if !FILE_SYSTEMS.contains(&stat.f_type) {", without: "if FILE_SYSTEMS.is_empty() {",
@@ -64,7 +70,7 @@ pub(super) const LIST: &[Guard] = &[
     Guard {
         name: "rate of messages",
         file: "crates/offcore-vhost/src/backend/control.rs",
-        code: "let mut pause = self.messages.pause(Instant::now());", without: "let mut pause = Duration::ZERO;",
+        code: "let pause = self.messages.pause(Instant::now());", without: "let pause = Duration::ZERO;",
         package: VHOST, executable: "control", test: "flood_of_messages_is_slowed_down",
     },
     Guard {
@@ -260,16 +266,22 @@ pub(super) const LIST: &[Guard] = &[
         package: VHOST, executable: "control", test: "regions_do_not_add_up",
     },
     Guard {
-        name: "rate of regions in flight",
-        file: "crates/offcore-vhost/src/backend/control.rs",
-        code: "pause = pause.max(self.regions.pause(Instant::now()));", without: "",
-        package: VHOST, executable: "control", test: "regions_are_made_one_a_second",
+        name: "regions of a connection",
+        file: "crates/offcore-vhost/src/backend/session/inflight.rs",
+        code: "if self.regions == REGIONS {", without: "if self.regions == usize::MAX {",
+        package: VHOST, executable: "control", test: "regions_of_a_connection_are_counted",
     },
     Guard {
         name: "pieces of a message",
         file: "crates/offcore-vhost/src/connection.rs",
         code: "if fds.len() > MAX_FDS {", without: "if fds.len() > PASSED * HEADER {",
         package: VHOST, executable: "--lib", test: "too_many_descriptors_end_the_connection",
+    },
+    Guard {
+        name: "addresses in flight",
+        file: "crates/offcore-ring/src/packed/device.rs",
+        code: "let level = if self.inflight.is_some() { Level::Plain } else { self.level };", without: "let level = self.level;",
+        package: RING, executable: "--lib", test: "bursts_in_flight_are_found_before_they_are_published",
     },
     Guard {
         name: "lines of a port",

@@ -163,7 +163,11 @@ impl Cell {
             packets.receive()
         })?;
         ensure!(
-            received > 0 && honest.lost() == 0,
+            received > 0,
+            "no packet has come back within {length:?}: does another program have the back end's lcore?"
+        );
+        ensure!(
+            honest.lost() == 0,
             "of {WINDOW} packets under way {} have not come back within {TIMEOUT:?}: does another program have the back end's lcore?",
             honest.lost()
         );

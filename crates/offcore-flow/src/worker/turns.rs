@@ -49,8 +49,9 @@ const REMEMBERED: u64 = 25;
 /// Counters of one worker's turns on the statistics page: turns that parties have waited, the longest turn in TSC ticks, how often the
 /// worker has slept in one, and for how many ticks. Behind them stand two of each port, [`PORT_COUNTERS`].
 const COUNTERS: [&str; 4] = ["waited", "longest_ticks", "stalls", "stalled_ticks"];
-/// Of a port, while turns are measured: TSC ticks that its turns with packets took, and ticks in which it had packets or was waited for.
-const PORT_COUNTERS: [&str; 2] = ["used_ticks", "active_ticks"];
+/// Of a port, while turns are measured: TSC ticks that its turns with packets took, ticks in which it had packets or was waited for, turns
+/// that it has waited, and ticks that the worker has slept for its memory.
+const PORT_COUNTERS: [&str; 4] = ["used_ticks", "active_ticks", "waited", "stalled_ticks"];
 
 /// The turns of one worker.
 #[derive(Debug)]
@@ -118,8 +119,7 @@ struct Usage {
 }
 
 impl Turns {
-    /// Those of a worker that counts in a block `name` of `page`, with counters `portN_used_ticks` and `portN_active_ticks` for so many
-    /// ports.
+    /// Those of a worker that counts in a block `name` of `page`, with counters such as `portN_used_ticks` for so many ports.
     ///
     /// # Errors
     /// [`PageError::Full`] when the page has no room for the block.
@@ -229,6 +229,7 @@ impl Turns {
         self.know(party);
         if self.waits(party, self.ended) {
             self.stats.counter(0).add(1);
+            self.count(party, 2, 1);
             return 0;
         }
         self.stuck = false;
@@ -345,6 +346,7 @@ impl Turns {
         if slept > 0 {
             self.stats.counter(2).add(1);
             self.stats.counter(3).add(slept);
+            self.count(party, 3, slept);
         }
         if rest > 0 {
             self.parties[party].slow = Some(later(self.parties[party].slow, self.remembered(rest, now)));
@@ -362,10 +364,10 @@ impl Turns {
     }
 
     /// Adds to one of the [`PORT_COUNTERS`], if the party is a port that is counted.
-    fn count(&self, party: usize, counter: usize, ticks: u64) {
+    fn count(&self, party: usize, counter: usize, more: u64) {
         let index = COUNTERS.len() + party / 2 * PORT_COUNTERS.len() + counter;
         if party.is_multiple_of(2) && index < self.stats.len() {
-            self.stats.counter(index).add(ticks);
+            self.stats.counter(index).add(more);
         }
     }
 

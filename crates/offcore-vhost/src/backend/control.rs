@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::session::Session;
 use super::{BackendConfig, ControlError, Device, DeviceEvents};
 use crate::connection::{Connection, ConnectionError, Listener, Received, connect, poll};
-use crate::message::{Code, Reply};
+use crate::message::Reply;
 use crate::passed::Errands;
 
 /// How long after a failure to connect or to accept is tried again.
@@ -24,9 +24,6 @@ const MESSAGES: u32 = 4096;
 /// The same of connections.
 const CONNECTION: Duration = Duration::from_millis(10);
 const CONNECTIONS: u32 = 64;
-/// The same of regions for what is in flight: whoever does not read the answers keeps each one's file.
-const REGION: Duration = Duration::from_secs(1);
-const REGIONS: u32 = 8;
 /// Lines that a port's front ends have logged at once, and how often one more is; the others are left out, lest they fill the log.
 const LINES: u32 = 32;
 const LINE: Duration = Duration::from_secs(10);
@@ -42,7 +39,6 @@ pub(super) struct Control {
     /// These are kept over connections: a front end can come again.
     messages: Pace,
     connections: Pace,
-    regions: Pace,
     lines: Pace,
     /// What may have to wait for a front end.
     errands: Errands,
@@ -66,7 +62,6 @@ impl Control {
             events,
             messages: Pace::new(MESSAGE, MESSAGES),
             connections: Pace::new(CONNECTION, CONNECTIONS),
-            regions: Pace::new(REGION, REGIONS),
             lines: Pace::new(LINE, LINES),
             errands: Errands::default(),
             silent: false,
@@ -161,11 +156,8 @@ impl Control {
             if wake.ready
                 && let Some(received) = connection.receive()?
             {
-                let mut pause = self.messages.pause(Instant::now());
-                if received.header.code == Code::GET_INFLIGHT_FD {
-                    pause = pause.max(self.regions.pause(Instant::now()));
-                }
                 self.message(session, &connection, received)?;
+                let pause = self.messages.pause(Instant::now());
                 if !pause.is_zero() && self.wait(None, Some(pause))?.stop {
                     return Ok(());
                 }
@@ -234,7 +226,8 @@ impl Control {
         if self.has_line() {
             tracing::warn!(path = %self.config.path.display(), "{error}");
         }
-        self.device.state().last_error = Some(Arc::new(error));
+        let mut status = self.device.state();
+        (status.last_error, status.last_error_in) = (Some(Arc::new(error)), status.connects);
     }
 
     /// Whether there is a line for what a front end has done.

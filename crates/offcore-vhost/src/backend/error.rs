@@ -6,7 +6,7 @@ use offcore_mem::mapping::MemoryError;
 use offcore_ring::RingError;
 use offcore_ring::split::MAX_SIZE;
 
-use super::{MAX_SLOTS, MIN_MTU};
+use super::{MAX_SLOTS, MIN_MTU, REGIONS};
 use crate::cell::Unanswered;
 use crate::connection::ConnectionError;
 use crate::features;
@@ -63,6 +63,8 @@ pub enum ControlError {
     Region { code: Code, guest: u64, size: u64, mmap_offset: u64 },
     /// {code}: {found} MiB of guest memory, expected at most {most}: max_memory= of the port lets it have more
     TooMuch { code: Code, found: u64, most: u64 },
+    /// {code}: {found} MiB of log and region in flight, expected at most {most}
+    TooMuchBeside { code: Code, found: u64, most: u64 },
     /// {code}: region {guest:#x}: {source}
     Mapping { code: Code, guest: u64, source: MemoryError },
     /// {code}: region {guest:#x}: its file is on file system {found:#x}; expected shared memory (a memfd, tmpfs),
@@ -87,6 +89,8 @@ pub enum ControlError {
     LogTooShort { code: Code, log_end: u64, expected: u64 },
     /// {left} file descriptors of this port's front ends are not closed yet: whoever holds them keeps us waiting
     Errands { left: usize },
+    /// GET_INFLIGHT_FD: another region, expected at most {REGIONS:?} for a connection
+    Regions,
     /// {0}
     Unanswered(#[from] Unanswered),
     /// guest memory has vanished: a file of the memory table, or of the log, was truncated while the device used it

@@ -22,60 +22,61 @@ const EXT4: i64 = 0xef53;
 const XFS: i64 = 0x5846_5342;
 const BTRFS: i64 = 0x9123_683e;
 
-/// Maps the regions of a memory table, of `most` bytes at most with the `beside` that are mapped and stay. The files are closed; the
-/// mappings stay as long as the table.
-pub(super) fn table(
-    regions: Vec<(MemoryRegion, PassedFd)>,
-    beside: u64,
-    most: u64,
-) -> Result<GuestMemory, ControlError> {
+/// What a front end may have mapped beside guest memory: a migration's log for 4 TiB takes half of it, the region of what is in flight of
+/// 256 long virtqueues the other one. It is not part of what a guest may have: with all of that it has to be able to migrate.
+const BESIDE: u64 = 256 << 20;
+
+/// Maps the regions of a memory table, of `most` bytes at most. The files are closed; the mappings stay as long as the table.
+pub(super) fn table(regions: Vec<(MemoryRegion, PassedFd)>, most: u64) -> Result<GuestMemory, ControlError> {
     let code = Code::SET_MEM_TABLE;
     let parts: Result<Vec<_>, _> = regions.iter().map(|(region, fd)| Part::of(code, region, fd)).collect();
     let parts = parts?;
-    check(code, parts.iter().map(|part| part.len as u64).chain([beside]), most)?;
+    check(code, parts.iter().map(|part| part.len as u64), most)?;
     let mapped: Result<Vec<_>, _> =
         regions.iter().zip(parts).map(|((region, fd), part)| map(code, region, fd, &part)).collect();
     GuestMemory::new(mapped?).map_err(|source| ControlError::Table { code, source })
 }
 
-/// Maps one region beside other regions and bytes, for the request `code`: of all of them no more than `most` bytes.
+/// Maps one region beside other regions, for the request `code`: of all of them no more than `most` bytes.
 pub(super) fn region(
     code: Code,
     region: &MemoryRegion,
     fd: &PassedFd,
-    (others, beside): (&[Arc<GuestRegion>], u64),
+    others: &[Arc<GuestRegion>],
     most: u64,
 ) -> Result<GuestRegion, ControlError> {
     let part = Part::of(code, region, fd)?;
-    check(code, [mapped(others), beside, part.len as u64].into_iter(), most)?;
+    check(code, [mapped(others), part.len as u64].into_iter(), most)?;
     map(code, region, fd, &part)
 }
 
-/// Maps what is not guest memory, length and offset in its file, beside `mapped` bytes: of all of them no more than `most`. It begins
-/// some bytes into the mapping: how many.
+/// Maps what is not guest memory, length and offset in its file, where as much of that kind is `mapped`. It begins some bytes into the
+/// mapping: how many.
 pub(super) fn beside(
     code: Code,
     (size, offset): (u64, u64),
     fd: &PassedFd,
     mapped: u64,
-    most: u64,
 ) -> Result<(Mapping, usize), ControlError> {
     // As a region whose guest address is 0.
     let region = MemoryRegion { guest: 0, size, user: 0, mmap_offset: offset };
     let part = Part::of(code, &region, fd)?;
-    check(code, [mapped, part.len as u64].into_iter(), most)?;
+    let found = mapped.saturating_add(part.len as u64);
+    if found > BESIDE {
+        return Err(ControlError::TooMuchBeside { code, found: found.div_ceil(1 << 20), most: BESIDE >> 20 });
+    }
     let mapping = Mapping::shared(fd.as_fd(), part.begin, part.len)
         .map_err(|source| ControlError::Mapping { code, guest: 0, source })?;
     Ok((mapping, part.offset))
 }
 
 /// Bytes that are mapped for regions.
-pub(super) fn mapped(regions: &[Arc<GuestRegion>]) -> u64 {
+fn mapped(regions: &[Arc<GuestRegion>]) -> u64 {
     regions.iter().map(|region| region.mapping().len() as u64).sum()
 }
 
 /// Refuses more than `most` bytes of address space, which one front end could use up for all others.
-pub(super) fn check(code: Code, lengths: impl Iterator<Item = u64>, most: u64) -> Result<(), ControlError> {
+fn check(code: Code, lengths: impl Iterator<Item = u64>, most: u64) -> Result<(), ControlError> {
     let found = lengths.fold(0, u64::saturating_add);
     if found > most {
         return Err(ControlError::TooMuch { code, found: found.div_ceil(1 << 20), most: most >> 20 });
@@ -143,7 +144,7 @@ mod tests {
         let region = |fd: OwnedFd| {
             let fd = PassedFd::new(fd, &Errands::default());
             let region = MemoryRegion { guest: 0, size: 4096, user: 0, mmap_offset: 0 };
-            super::region(Code::ADD_MEM_REG, &region, &fd, (&[], 0), 4096)
+            super::region(Code::ADD_MEM_REG, &region, &fd, &[], 4096)
         };
         let (_mapping, fd) = Mapping::memfd("guest", 4096, offcore_mem::Hugepages::None).unwrap();
         assert!(region(fd).is_ok());

@@ -48,6 +48,8 @@ pub(super) struct Session {
     log: Option<Arc<DirtyLog>>,
     /// Where what is in flight outlives this process, by virtqueue.
     inflight: Vec<Inflight>,
+    /// Regions that were made for that.
+    regions: usize,
     rings: Vec<Ring>,
     /// Whether the application has been told of the device.
     created: bool,
@@ -72,6 +74,7 @@ impl Session {
             memory: None,
             log: None,
             inflight: Vec::new(),
+            regions: 0,
             rings,
             created: false,
             announced,

@@ -52,6 +52,8 @@ pub struct Status {
     pub vrings: Vec<VringStatus>,
     /// What last went wrong, in this connection or an earlier one.
     pub last_error: Option<Arc<ControlError>>,
+    /// In which connection, from 1.
+    pub last_error_in: u64,
     pub connects: u64,
     /// Messages received, the refused ones included.
     pub messages: u64,
@@ -84,6 +86,9 @@ impl fmt::Display for Status {
             }
         }
         match &self.last_error {
+            Some(error) if self.last_error_in < self.connects => {
+                write!(f, "; last error, of an earlier front end: {error}")
+            }
             Some(error) => write!(f, "; last error: {error}"),
             None => Ok(()),
         }

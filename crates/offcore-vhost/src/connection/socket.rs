@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
@@ -46,7 +47,7 @@ pub struct SocketAccess {
 /// Why a socket cannot be had.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum SocketError {
-    /// {path}: in use: a process is listening on it; stop that process or choose another path
+    /// {path}: in use: a process is listening on it; stop that process, wait for it to end if it was killed, or choose another path
     InUse { path: PathBuf },
     /// {path}: exists and is not a socket; remove it or choose another path
     NotASocket { path: PathBuf },
@@ -118,7 +119,7 @@ impl Listener {
         let socket = new_socket(path)?;
         let bound = match rustix::net::bind(&socket, &address) {
             Err(Errno::ADDRINUSE) => {
-                remove_stale(path)?;
+                leave_until_stale(path)?;
                 rustix::net::bind(&socket, &address)
             }
             result => result,
@@ -174,6 +175,22 @@ impl Drop for Listener {
         if self.file.is_some() && file_of(&self.path) == self.file {
             // Somebody may remove it first; then there is nothing to do.
             let _ = rustix::fs::unlink(&self.path);
+        }
+    }
+}
+
+/// How long a process that listens is given to end: one that was killed gives its memory back first.
+const ENDING: Duration = Duration::from_secs(1);
+
+/// As [`remove_stale`], for a process that may be about to end.
+fn leave_until_stale(path: &Path) -> Result<(), SocketError> {
+    let end = Instant::now() + ENDING;
+    loop {
+        match remove_stale(path) {
+            Err(SocketError::InUse { .. }) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            result => return result,
         }
     }
 }

@@ -17,8 +17,8 @@ use crate::passed::PassedFd;
 pub enum FrontEndError {
     /// {0}
     Socket(#[from] SocketError),
-    /// no back end within {waited:?}: {source}
-    NoBackEnd { waited: Duration, source: SocketError },
+    /// no back end: {source}
+    NoBackEnd { source: SocketError },
     /// {path}: no back end connected within {waited:?}
     NobodyConnected { path: PathBuf, waited: Duration },
     /// {path}: the other end is of user {found}, expected root or {own}: a back end can write to all packets; peer={found} of the

@@ -151,8 +151,7 @@ fn wrong_fd_counts_are_refused() {
     assert_eq!(peer.ask(guest.table()), 0);
     peer.message(3, 1 | 8, &[], &fds);
     assert!(peer.reply(Code(3)).is_err());
-    let said = last_error(&backend.device().status());
-    assert!(said.contains("40 file descriptors came with one message, expected at most 32"), "{said}");
+    error_says(backend.device(), "40 file descriptors came with one message, expected at most 32");
     still_serves(&backend);
 }
 
@@ -324,6 +323,11 @@ fn lingering() -> (std::net::TcpStream, OwnedFd) {
     (receiver, sender.into())
 }
 
+/// Closes what the other side has, too: whoever does so last waits.
+fn close_elsewhere(what: impl Send + 'static) {
+    std::thread::spawn(move || drop(what));
+}
+
 /// By itself, and in another socket in which it is on its way.
 #[test]
 fn descriptors_that_take_long_to_close_hold_nobody_up() {
@@ -338,9 +342,12 @@ fn descriptors_that_take_long_to_close_hold_nobody_up() {
         (OwnedFd::from(theirs), lingering())
     };
     let (carrier, (receiver, socket)) = wrapped();
-    for fd in [carrier, socket] {
+    for fd in [&carrier, &socket] {
         peer.message(SET_OWNER, 1, &[], &[fd.as_fd()]);
     }
+    close_elsewhere((carrier, socket));
+    // Both have been refused.
+    peer.ask(Request::GetFeatures);
     let (carrier, (other_receiver, socket)) = wrapped();
     for fd in [&carrier, &socket] {
         let event = VringFd { index: 0, fd: Some(fd.as_fd()) };
@@ -348,25 +355,35 @@ fn descriptors_that_take_long_to_close_hold_nobody_up() {
     }
     refused(&backend, &mut peer, Request::SetBackendReqFd(socket.as_fd()), "not a Unix socket");
     peer.send(Request::SetBackendReqFd(carrier.as_fd()));
-    drop((carrier, socket));
+    close_elsewhere((carrier, socket));
     assert_eq!(peer.ask(guest.table()), 0);
-    // In messages that nobody reads any more.
+    // In messages that are read when nobody else has the descriptors any more, or not at all.
+    let mut next = Peer::connect(backend.device().path());
+    let (receiver_of_next, socket) = lingering();
+    next.message(SET_OWNER, 1, &[], &[socket.as_fd()]);
+    drop(socket);
     let (receiver_of_last, socket) = lingering();
     peer.raw(&[1], &[socket.as_fd()]);
-    drop((socket, peer));
+    drop(peer);
+    close_elsewhere(socket);
+    next.send(Request::GetFeatures);
+    assert!(next.reply(Code::GET_FEATURES).is_ok());
+    drop(next);
     still_serves(&backend);
     backend.stop();
     assert!(begin.elapsed() < Duration::from_secs(60));
-    drop((receiver, other_receiver, receiver_of_last));
+    drop((receiver, other_receiver, receiver_of_next, receiver_of_last));
 }
 
 /// Whoever has many of them is served no more.
 #[test]
 fn descriptors_that_take_long_to_close_are_counted() {
-    let (_dir, backend, _guest, mut peer) = negotiated();
+    let (dir, backend, _guest, first) = negotiated();
+    // It is read when nobody else has the descriptor any more.
+    let mut peer = Peer::connect(&dir.file("vhost.sock"));
     let (receiver, socket) = lingering();
     peer.message(SET_OWNER, 1, &[], &[socket.as_fd()]);
-    drop(socket);
+    drop((socket, first));
     let (reader, _writer) = std::io::pipe().unwrap();
     for _ in 0..100 {
         if !peer.is_alive() {

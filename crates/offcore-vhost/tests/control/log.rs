@@ -42,7 +42,7 @@ fn log_that_makes_no_sense_is_refused() {
     ends(log(&fd, 4096, u64::MAX - 4095), "is empty or wraps around");
     ends(log(&fd, 4096, 1), "needs a longer file");
     ends(log(&fd, 4097, 0), "needs a longer file");
-    ends(log(&fd, 1 << 60, 0), "MiB of guest memory, expected at most");
+    ends(log(&fd, 1 << 60, 0), "MiB of log and region in flight, expected at most");
     let other = OwnedFd::from(std::fs::File::open("/proc/self/status").unwrap());
     ends(log(&other, 4096, 0), "its file is on file system");
 }

@@ -160,6 +160,7 @@ impl Observed {
             name: port.name().into(),
             mac: port.mac().to_string(),
             status: port.status(),
+            peer: port.peer().map(Into::into),
             generator: generator.as_ref().map(|counters| counters.report().into()),
         });
         lines.collect()

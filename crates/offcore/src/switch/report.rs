@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use offcore_flow::report::{BridgeReport, ChannelReport, DecisionReport, QueueReport, Report};
 use offcore_flow::report::{TurnsReport, WorkerReport};
+use offcore_port::PeerReport;
 use offcore_port::generator::GenReport;
 use offcore_stats::Stage;
 use offcore_stats::stage::Group;
@@ -97,9 +98,30 @@ pub(crate) struct PortLine {
     pub mac: String,
     /// Its own words on its state.
     pub status: String,
+    /// The other end of a vhost port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer: Option<Peer>,
     /// What a generator found in the packets that came to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generator: Option<Generator>,
+}
+
+/// [`PeerReport`] with stable names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Peer {
+    pub connected: bool,
+    pub connections: u64,
+    pub messages: u64,
+    pub refused: u64,
+    pub broken: usize,
+    pub migrates: bool,
+}
+
+impl From<PeerReport> for Peer {
+    fn from(report: PeerReport) -> Self {
+        let PeerReport { connected, connections, messages, refused, broken, migrates } = report;
+        Self { connected, connections, messages, refused, broken, migrates }
+    }
 }
 
 /// [`GenReport`] with stable names.
@@ -301,7 +323,7 @@ fn core_copies(worker: &WorkerReport) -> String {
             "; {} turns waited for others, the longest took {:.0} us",
             worker.waited, worker.longest_us
         );
-        for TurnsReport { port, used, active } in &worker.turns {
+        for TurnsReport { port, used, active, .. } in &worker.turns {
             let share = 100.0 * used / active.max(*used);
             let _ =
                 write!(text, ", port {port} had {share:.0} % of the {active:.1} s in which it had packets");
@@ -400,6 +422,7 @@ mod tests {
     fn the_last_table_says_what_the_ports_say() {
         let report = report();
         let port = PortLine {
+            peer: None,
             port: "port0".into(),
             name: "gen:size=64".into(),
             mac: "02:00:00:00:00:01".into(),
@@ -432,6 +455,7 @@ mod tests {
         let report = report();
         let generator = Some(GenReport { sent: 5, verified: 4, ..GenReport::default() }.into());
         let port = PortLine {
+            peer: None,
             port: "port0".into(),
             name: "gen:size=64".into(),
             mac: "02:00:00:00:00:01".into(),

@@ -88,7 +88,8 @@ impl World {
 
     /// What is counted of a port: ticks used, and ticks in which it was active.
     fn counted_of(&self, port: usize) -> [u64; 2] {
-        [0, 1].map(|counter| self.turns.stats.counter(COUNTERS.len() + 2 * port + counter).value())
+        let first = COUNTERS.len() + PORT_COUNTERS.len() * port;
+        [0, 1].map(|counter| self.turns.stats.counter(first + counter).value())
     }
 
     fn counted(&self) -> [u64; 4] {
@@ -327,7 +328,9 @@ fn share_of_each_port_is_counted() {
     assert_eq!(after[0], before[0]);
     assert!(after[1] - before[1] < 1000 * US);
     let names = &Reader::open(page.fd()).unwrap().read().unwrap()[0].counters;
-    assert_eq!(names[6].0, "port1_used_ticks");
+    assert_eq!(names[8].0, "port1_used_ticks");
+    let [waited, stalled] = [6, 7].map(|counter| world.turns.stats.counter(counter).value());
+    assert!(waited > 0 && stalled == 0, "of the dear one: {waited} {stalled}");
 }
 
 #[test]

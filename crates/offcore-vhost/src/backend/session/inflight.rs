@@ -9,7 +9,7 @@ use offcore_mem::sigbus::Guarded;
 use offcore_ring::Inflight;
 use offcore_ring::split::MAX_SIZE;
 
-use super::super::{ControlError, memory};
+use super::super::{ControlError, REGIONS, memory};
 use super::Session;
 use crate::features::VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD;
 use crate::message::{Code, InflightArea, Reply};
@@ -24,7 +24,10 @@ impl Session {
         if let Some(ring) = self.rings.iter().find(|ring| ring.running) {
             return Err(ControlError::Running { code, queue: ring.queue });
         }
-        memory::check(code, [len as u64].into_iter(), self.max_memory)?;
+        if self.regions == REGIONS {
+            return Err(ControlError::Regions);
+        }
+        self.regions += 1;
         let failed = |source| ControlError::Mapping { code, guest: 0, source };
         let (_mapping, fd) = Mapping::untouched_memfd("offcore-inflight", len).map_err(failed)?;
         let kept = rustix::io::fcntl_dupfd_cloexec(&fd, 0)
@@ -46,8 +49,7 @@ impl Session {
             return Err(ControlError::InflightArea { size, offset, expected: len });
         }
         self.inflight.clear();
-        let (mapping, offset) =
-            memory::beside(code, (area.size, area.offset), fd, self.mapped(), self.max_memory)?;
+        let (mapping, offset) = memory::beside(code, (area.size, area.offset), fd, self.mapped_beside())?;
         let mapping = Arc::new(Guarded::new(mapping));
         let part = |queue| {
             let offset = offset + usize::from(queue) * Inflight::len(area.queue_size);

@@ -20,7 +20,7 @@ impl Session {
         &mut self,
         regions: Vec<(MemoryRegion, PassedFd)>,
     ) -> Result<(), ControlError> {
-        let memory = Arc::new(memory::table(regions, self.mapped_beside(), self.max_memory)?);
+        let memory = Arc::new(memory::table(regions, self.max_memory)?);
         let features = self.features.unwrap_or(0);
         self.check_log(Code::SET_MEM_TABLE, features, self.log.as_deref(), Some(&memory))?;
         for ring in self.rings.iter().filter(|ring| ring.running) {
@@ -38,7 +38,7 @@ impl Session {
         if regions.len() >= MAX_SLOTS {
             return Err(ControlError::Slots { guest: region.guest });
         }
-        let added = memory::region(code, region, fd, (&regions, self.mapped_beside()), self.max_memory)?;
+        let added = memory::region(code, region, fd, &regions, self.max_memory)?;
         regions.push(Arc::new(added));
         let memory = GuestMemory::sharing(regions).map_err(|source| ControlError::Table { code, source })?;
         let memory = Arc::new(memory);
@@ -60,14 +60,8 @@ impl Session {
         self.exchange(Some(Arc::new(memory)).filter(|memory| !memory.regions().is_empty()), true)
     }
 
-    /// Bytes that are mapped.
-    pub(super) fn mapped(&self) -> u64 {
-        let regions = self.memory.as_ref().map_or(&[][..], |memory| memory.regions());
-        memory::mapped(regions).saturating_add(self.mapped_beside())
-    }
-
-    /// Those that are not guest memory.
-    fn mapped_beside(&self) -> u64 {
+    /// Bytes that are mapped and are not guest memory.
+    pub(super) fn mapped_beside(&self) -> u64 {
         let log = self.log.as_ref().map_or(0, |log| log.mapped());
         log.saturating_add(self.inflight.first().map_or(0, Inflight::mapped))
     }
