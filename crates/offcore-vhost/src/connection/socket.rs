@@ -47,7 +47,7 @@ pub struct SocketAccess {
 /// Why a socket cannot be had.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
 pub enum SocketError {
-    /// {path}: in use: a process is listening on it; stop that process, wait for it to end if it was killed, or choose another path
+    /// {path}: in use: a process is listening on it; stop that process or choose another path; one that was killed may take some time to end
     InUse { path: PathBuf },
     /// {path}: exists and is not a socket; remove it or choose another path
     NotASocket { path: PathBuf },
