@@ -19,8 +19,10 @@ use crate::project::Project;
 use crate::steps::{Outcome, Steps};
 use list::LIST;
 
-/// How long one build and one test may take, in seconds: without its guard, a test may wait for ever.
+/// How long one test may take, in seconds: without its guard, it may wait for ever.
 const LIMIT: &str = "300";
+/// The same of one build.
+const BUILD_LIMIT: &str = "900";
 /// `timeout`'s exit status when the time was up.
 const TIMED_OUT: i32 = 124;
 
@@ -114,19 +116,25 @@ impl Sources {
             "--lib" => vec!["--lib"],
             name => vec!["--test", name],
         };
-        let output = Command::new("timeout")
-            .args(["--kill-after=5", LIMIT])
-            .arg(cargo)
-            .args(["test", "--release", "--package", guard.package])
-            .args(executable)
-            .args(["--", guard.test])
-            .current_dir(&self.root)
-            .env("CARGO_TARGET_DIR", &self.target)
-            // Built a lot and run once.
-            .envs([("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"), ("CARGO_PROFILE_RELEASE_DEBUG", "0")])
-            .envs([("CARGO_INCREMENTAL", "1"), ("PROPTEST_RNG_SEED", "1"), ("RUST_BACKTRACE", "0")])
-            .output()
-            .context("cannot run cargo")?;
+        let test = |limit, more: [&str; 2]| {
+            Command::new("timeout")
+                .args(["--kill-after=5", limit])
+                .arg(&cargo)
+                .args(["test", "--release", "--package", guard.package])
+                .args(&executable)
+                .args(more)
+                .current_dir(&self.root)
+                .env("CARGO_TARGET_DIR", &self.target)
+                // Built a lot and run once.
+                .envs([("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"), ("CARGO_PROFILE_RELEASE_DEBUG", "0")])
+                .envs([("CARGO_INCREMENTAL", "1"), ("PROPTEST_RNG_SEED", "1"), ("RUST_BACKTRACE", "0")])
+                .output()
+                .context("cannot run cargo")
+        };
+        // A build that takes long is no guard that is missed.
+        let built = test(BUILD_LIMIT, ["--no-run", "--quiet"])?;
+        ensure!(built.status.success(), "cargo test --no-run: {}", errors(&built.stderr));
+        let output = test(LIMIT, ["--", guard.test])?;
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         if output.status.success() {
             ensure!(!out.contains("test result: ok. 0 passed"), "there is no test {}", guard.test);
@@ -137,9 +145,12 @@ impl Sources {
         if ran || output.status.code() == Some(TIMED_OUT) {
             return Ok(Ended::Failed);
         }
-        bail!(
-            "cargo test: {}",
-            err.lines().filter(|line| line.starts_with("error")).collect::<Vec<_>>().join("; ")
-        )
+        bail!("cargo test: {}", errors(&output.stderr))
     }
+}
+
+/// What cargo calls errors.
+fn errors(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    text.lines().filter(|line| line.starts_with("error")).collect::<Vec<_>>().join("; ")
 }

@@ -230,3 +230,52 @@ fn split_sides_on_two_threads_lose_nothing() {
         both(size, false, event_idx);
     }
 }
+
+/// CVE-2020-14375: what is handed out has the length that was checked, however often a driver changes it meanwhile.
+#[test]
+fn lengths_that_change_are_those_that_were_checked() {
+    const LEN: u32 = 100;
+    let parts = (0x1000, 0x3000, 0x4000);
+    for is_packed in [false, true] {
+        let guest = Guest { memory: guest_memory(0x2_0000) };
+        let layout = Layout::in_memory(&guest.memory, parts, 64, is_packed).unwrap();
+        let mut driver = driver::Queue::new(layout.clone(), false);
+        let buffers = [(BUFFERS, LEN), (BUFFERS + 0x1000, LEN)];
+        driver.add_chain(&buffers, Direction::Readable, 0u64).unwrap();
+        driver.publish();
+        // The length of the first descriptor; the rest of the word stays.
+        let word = guest.at(parts.0 + 8) as usize;
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let length = std::ptr::with_exposed_provenance_mut::<u32>(word);
+                while !stop.load(Ordering::Relaxed) {
+                    for len in [u32::MAX >> 1, LEN] {
+                        // SAFETY: inside the guest's memory, which lives as long as this thread.
+                        unsafe { length.write_volatile(len) };
+                    }
+                }
+            });
+            let base = if is_packed { packed::FRESH_BASE } else { 0 };
+            let (mut good, mut bad) = (0, 0);
+            let start = Instant::now();
+            while (good < 20_000 || bad < 20_000) && start.elapsed() < Duration::from_secs(20) {
+                let mut device = device::Queue::new(layout.clone(), base, false, true).unwrap();
+                let mut found = Vec::new();
+                let chain = with_queue!(&mut device, queue => {
+                    queue.look(1).unwrap();
+                    queue.walk(0, &guest.memory, Direction::Readable, &mut 4, |b| found.push(b.len))
+                });
+                match chain {
+                    Ok(_) => {
+                        assert_eq!(found, [LEN, LEN], "packed: {is_packed}");
+                        good += 1;
+                    }
+                    Err(_) => bad += 1,
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(good > 0 && bad > 0, "{good} good, {bad} bad");
+        });
+    }
+}

@@ -40,6 +40,8 @@ pub use status::{RingState, Status, VringStatus};
 
 /// Queue pairs of one device, at most: a message names a virtqueue by eight bits.
 pub const MAX_QUEUE_PAIRS: u16 = 128;
+/// How long a process that listens at the socket is given to end: one that was killed gives its memory back first.
+const ENDING: Duration = Duration::from_secs(1);
 /// Regions of guest memory of one device, at most, when they are added one by one.
 pub const MAX_SLOTS: usize = 64;
 /// Regions for what is in flight that are made for one connection. One is needed; whoever does not read the answers keeps each one's file.
@@ -136,7 +138,7 @@ impl Backend {
         }
         eventfd::prepare().map_err(|source| StartError::Signals { source })?;
         let listener = match config.role {
-            Role::Server => Some(Listener::bind(&config.path, config.access)?),
+            Role::Server => Some(Listener::bind(&config.path, config.access, ENDING)?),
             Role::Client => None,
         };
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)

@@ -439,7 +439,7 @@ fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEn
             }
         },
         Role::Server => {
-            let listener = Listener::bind(&config.path, SocketAccess::default())?;
+            let listener = Listener::bind(&config.path, SocketAccess::default(), Duration::ZERO)?;
             loop {
                 if let Some(socket) = listener.accept()? {
                     match check(config, &socket) {

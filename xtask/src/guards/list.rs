@@ -323,7 +323,7 @@ pub(super) const LIST: &[Guard] = &[
     Guard {
         name: "dear turns",
         file: "crates/offcore-flow/src/worker/turns.rs",
-        code: "                rest = ticks;\n", without: "",
+        code: "rest = if is_dear { ticks } else { slept };", without: "",
         package: FLOW, executable: "--lib", test: "who_is_dear_to_send_to_rests",
     },
     Guard {

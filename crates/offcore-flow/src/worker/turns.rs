@@ -116,6 +116,8 @@ struct Usage {
     ran: u64,
     /// How often it has slept.
     sleeps: i64,
+    /// How often the kernel has given its core to somebody else.
+    preempted: i64,
 }
 
 impl Turns {
@@ -333,15 +335,17 @@ impl Turns {
         // What it has not run since it was last looked at, it has not run in the longest turn since, which is this one.
         let paused = elapsed.saturating_sub(self.usage.ran.saturating_sub(before.ran));
         let ran = ticks.saturating_sub(paused);
-        let slept = if self.usage.sleeps == before.sleeps { 0 } else { ticks - ran };
+        // If it was preempted as well, nobody knows which of the two took long.
+        let is_sleep = self.usage.sleeps != before.sleeps && self.usage.preempted == before.preempted;
+        let slept = if is_sleep { ticks - ran } else { 0 };
         let is_dear = ran > self.dear.max(self.asked.saturating_mul(packets as u64));
-        let mut rest = slept;
-        if is_dear {
-            // Once may be the machine's.
+        let mut rest = if slept > self.dear { slept } else { 0 };
+        if is_dear || slept > 0 {
+            // Once may be the machine's, or somebody else's short sleep.
             if is_before(now, self.parties[party].dear) {
-                rest = ticks;
+                rest = if is_dear { ticks } else { slept };
             }
-            self.parties[party].dear = Some(self.remembered(ran, now));
+            self.parties[party].dear = Some(self.remembered(if is_dear { ran } else { slept }, now));
         }
         if slept > 0 {
             self.stats.counter(2).add(1);
@@ -424,8 +428,10 @@ impl Usage {
     fn of_thread() -> Self {
         // What getrusage says of time is as of the kernel's last tick.
         let ran = Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default();
-        let usage = getrusage(UsageWho::RUSAGE_THREAD);
-        Self { ran: tsc::ticks(ran), sleeps: usage.map_or(0, |usage| usage.voluntary_context_switches()) }
+        let (sleeps, preempted) = getrusage(UsageWho::RUSAGE_THREAD).map_or((0, 0), |usage| {
+            (usage.voluntary_context_switches(), usage.involuntary_context_switches())
+        });
+        Self { ran: tsc::ticks(ran), sleeps, preempted }
     }
 }
 

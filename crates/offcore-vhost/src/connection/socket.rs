@@ -113,13 +113,13 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`. A socket that nobody listens on any more is replaced.
-    pub(crate) fn bind(path: &Path, access: SocketAccess) -> Result<Self, SocketError> {
+    /// Listens at `path`. A socket that nobody listens on any more is replaced; a process that still does is given `patience` to end.
+    pub(crate) fn bind(path: &Path, access: SocketAccess, patience: Duration) -> Result<Self, SocketError> {
         let address = address(path)?;
         let socket = new_socket(path)?;
         let bound = match rustix::net::bind(&socket, &address) {
             Err(Errno::ADDRINUSE) => {
-                leave_until_stale(path)?;
+                remove_once_stale(path, patience)?;
                 rustix::net::bind(&socket, &address)
             }
             result => result,
@@ -179,12 +179,9 @@ impl Drop for Listener {
     }
 }
 
-/// How long a process that listens is given to end: one that was killed gives its memory back first.
-const ENDING: Duration = Duration::from_secs(1);
-
 /// As [`remove_stale`], for a process that may be about to end.
-fn leave_until_stale(path: &Path) -> Result<(), SocketError> {
-    let end = Instant::now() + ENDING;
+fn remove_once_stale(path: &Path, patience: Duration) -> Result<(), SocketError> {
+    let end = Instant::now() + patience;
     loop {
         match remove_stale(path) {
             Err(SocketError::InUse { .. }) if Instant::now() < end => {

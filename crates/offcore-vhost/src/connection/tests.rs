@@ -107,7 +107,8 @@ fn socket_is_whose_it_is_said_to_be() {
     let path = path("whose");
     let is_root = rustix::process::geteuid().is_root();
     let (owner, group) = if is_root { (Some(54_321), Some(54_322)) } else { (None, None) };
-    let listener = Listener::bind(&path, SocketAccess { owner, group, mode: Some(0o640) }).unwrap();
+    let listener =
+        Listener::bind(&path, SocketAccess { owner, group, mode: Some(0o640) }, Duration::ZERO).unwrap();
     let found = std::fs::metadata(&path).unwrap();
     assert_eq!(found.mode() & 0o7777, 0o640);
     assert!(!is_root || (found.uid(), found.gid()) == (54_321, 54_322));
@@ -116,7 +117,8 @@ fn socket_is_whose_it_is_said_to_be() {
     drop(listener);
     assert!(!path.exists());
     if !is_root {
-        let error = Listener::bind(&path, SocketAccess { owner: Some(0), ..OPEN }).unwrap_err();
+        let error =
+            Listener::bind(&path, SocketAccess { owner: Some(0), ..OPEN }, Duration::ZERO).unwrap_err();
         assert!(error.to_string().contains("chown (root only"), "{error}");
         assert!(!path.exists(), "nothing is left");
     }
@@ -141,7 +143,7 @@ fn files_put_in_the_place_of_a_socket_stay_as_they_are() {
         for _ in 0..500 {
             let _ = (std::fs::remove_file(&path), std::fs::remove_file(&link));
             let _ = symlink(&victim, &link);
-            let _ = Listener::bind(&path, SocketAccess { mode: Some(0o666), ..OPEN });
+            let _ = Listener::bind(&path, SocketAccess { mode: Some(0o666), ..OPEN }, Duration::ZERO);
         }
         stop.store(true, Relaxed);
     });
@@ -154,8 +156,8 @@ fn files_put_in_the_place_of_a_socket_stay_as_they_are() {
 #[test]
 fn path_in_use_is_refused() {
     let path = path("in-use");
-    let listener = Listener::bind(&path, OPEN).unwrap();
-    let second = Listener::bind(&path, OPEN).unwrap_err();
+    let listener = Listener::bind(&path, OPEN, Duration::ZERO).unwrap();
+    let second = Listener::bind(&path, OPEN, Duration::ZERO).unwrap_err();
     assert!(matches!(second, SocketError::InUse { .. }));
     assert!(second.to_string().contains("a process is listening on it"), "{second}");
     drop(listener);
@@ -164,7 +166,7 @@ fn path_in_use_is_refused() {
     // A process that was killed leaves its socket behind.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());
-    let listener = Listener::bind(&path, OPEN).unwrap();
+    let listener = Listener::bind(&path, OPEN, Duration::ZERO).unwrap();
     assert!(listener.accept().unwrap().is_none());
     let _client = connect(&path).unwrap();
     assert!(listener.accept().unwrap().is_some());
@@ -182,13 +184,16 @@ fn path_in_use_is_refused() {
 fn other_paths_are_refused() {
     let path = path("file");
     std::fs::write(&path, "precious").unwrap();
-    assert!(matches!(Listener::bind(&path, OPEN), Err(SocketError::NotASocket { .. })));
+    assert!(matches!(Listener::bind(&path, OPEN, Duration::ZERO), Err(SocketError::NotASocket { .. })));
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     std::fs::remove_file(&path).unwrap();
     let long = PathBuf::from("/tmp").join("x".repeat(120));
-    assert!(matches!(Listener::bind(&long, OPEN), Err(SocketError::TooLong { found: 125, .. })));
     assert!(matches!(
-        Listener::bind(&PathBuf::from("/nowhere/x.sock"), OPEN),
+        Listener::bind(&long, OPEN, Duration::ZERO),
+        Err(SocketError::TooLong { found: 125, .. })
+    ));
+    assert!(matches!(
+        Listener::bind(&PathBuf::from("/nowhere/x.sock"), OPEN, Duration::ZERO),
         Err(SocketError::System { .. })
     ));
     assert!(connect(&PathBuf::from("/nowhere/x.sock")).is_err());
