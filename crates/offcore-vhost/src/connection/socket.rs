@@ -113,13 +113,13 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`. A socket that nobody listens on any more is replaced; a process that still does is given `patience` to end.
-    pub(crate) fn bind(path: &Path, access: SocketAccess, patience: Duration) -> Result<Self, SocketError> {
+    /// Listens at `path`. A socket that nobody listens on any more is replaced; a process that still does has `timeout` to end.
+    pub(crate) fn bind(path: &Path, access: SocketAccess, timeout: Duration) -> Result<Self, SocketError> {
         let address = address(path)?;
         let socket = new_socket(path)?;
         let bound = match rustix::net::bind(&socket, &address) {
             Err(Errno::ADDRINUSE) => {
-                remove_once_stale(path, patience)?;
+                remove_once_stale(path, timeout)?;
                 rustix::net::bind(&socket, &address)
             }
             result => result,
@@ -180,8 +180,8 @@ impl Drop for Listener {
 }
 
 /// As [`remove_stale`], for a process that may be about to end.
-fn remove_once_stale(path: &Path, patience: Duration) -> Result<(), SocketError> {
-    let end = Instant::now() + patience;
+fn remove_once_stale(path: &Path, timeout: Duration) -> Result<(), SocketError> {
+    let end = Instant::now() + timeout;
     loop {
         match remove_stale(path) {
             Err(SocketError::InUse { .. }) if Instant::now() < end => {
