@@ -197,7 +197,7 @@ pub trait Port: fmt::Debug + Send {
 }
 
 /// What the front end of a vhost port, and those before it, have done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct PeerReport {
     pub connected: bool,
     pub connections: u64,

@@ -10,7 +10,8 @@
 //! Of a turn of more than 100 us the time counts in which the thread ran: meanwhile the kernel may have given the core to
 //! somebody else. If the thread has slept in it, somebody's memory made it: a page that was swapped out, is not there yet, or is in a hole
 //! that is being punched. Then that party rests for as long, together with all whose memory did so lately, so that others have half of the
-//! time, whether they have packets at once or not. So does one for which the kernel works for milliseconds more than once: whoever waits
+//! time, whether they have packets at once or not; of a sleep of less than a millisecond that is so from the second one on. One in which
+//! the worker was preempted, too, is nobody's. So rests one for which the kernel works for milliseconds more than once: whoever waits
 //! for its eventfd can make a signal take that long.
 
 use std::time::Duration;
@@ -39,7 +40,8 @@ const TURN: Duration = Duration::from_micros(20);
 const ASKED: Duration = Duration::from_micros(100);
 /// After so long that is looked at anyway, lest more be counted than was in such a turn.
 const LOOKS: Duration = Duration::from_millis(1);
-/// A turn in which the thread runs for longer, and for longer than [`ASKED`] for each packet, is dear.
+/// A turn in which the thread runs for longer, and for longer than [`ASKED`] for each packet, is dear. A longer sleep has its party rest at
+/// once.
 const DEAR: Duration = Duration::from_millis(1);
 
 /// That somebody's memory was waited for is remembered for so many times as long, for those ten seconds at most: a page that is not there

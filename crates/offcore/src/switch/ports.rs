@@ -160,7 +160,7 @@ impl Observed {
             name: port.name().into(),
             mac: port.mac().to_string(),
             status: port.status(),
-            peer: port.peer().map(Into::into),
+            peer: port.peer(),
             generator: generator.as_ref().map(|counters| counters.report().into()),
         });
         lines.collect()

@@ -100,28 +100,10 @@ pub(crate) struct PortLine {
     pub status: String,
     /// The other end of a vhost port.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub peer: Option<Peer>,
+    pub peer: Option<PeerReport>,
     /// What a generator found in the packets that came to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generator: Option<Generator>,
-}
-
-/// [`PeerReport`] with stable names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Peer {
-    pub connected: bool,
-    pub connections: u64,
-    pub messages: u64,
-    pub refused: u64,
-    pub broken: usize,
-    pub migrates: bool,
-}
-
-impl From<PeerReport> for Peer {
-    fn from(report: PeerReport) -> Self {
-        let PeerReport { connected, connections, messages, refused, broken, migrates } = report;
-        Self { connected, connections, messages, refused, broken, migrates }
-    }
 }
 
 /// [`GenReport`] with stable names.

@@ -334,6 +334,9 @@ fn share_of_each_port_is_counted() {
     let after = world.counted_of(1);
     assert_eq!(after[0], before[0]);
     assert!(after[1] - before[1] < 1000 * US);
+    world.run(10_000 * US, &[Runs(US), Runs(US), Sleeps(2000 * US)], |_, task| task == 2);
+    let stalled = [0, 1].map(|port| world.turns.stats.counter(COUNTERS.len() + 4 * port + 3).value());
+    assert!(stalled[0] == 0 && stalled[1] >= 4000 * US, "{stalled:?}");
     let names = &Reader::open(page.fd()).unwrap().read().unwrap()[0].counters;
     assert_eq!(names[8].0, "port1_used_ticks");
 }
