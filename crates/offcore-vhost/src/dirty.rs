@@ -152,8 +152,15 @@ impl Logging {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
+
+    use offcore_dma::core::CoreDevice;
+    use offcore_dma::{Binding, Device, Mode};
     use offcore_mem::Hugepages;
+
+    use super::*;
+    use crate::testing::{FEATURES, GUEST, Guest, Receiver, Worker, start};
+    use crate::{Enqueue, VringCell, VringConfig};
 
     #[test]
     fn pages_are_bits_by_guest_address() {
@@ -180,5 +187,53 @@ mod tests {
         log.mark(u64::MAX - 1, u64::MAX);
         assert_eq!(set(), [1, 2, 3, 7, 8, 63]);
         assert!(!log.has_vanished());
+    }
+
+    #[test]
+    fn logging_begins_when_nothing_is_in_flight() {
+        for packed in [false, true] {
+            let (guest, mut worker) = (Guest::with_rings(16, packed), Worker::new());
+            let (device, mut stepper) = CoreDevice::stepped();
+            let channel = worker.mover.add_channel(device.open_channel(64).unwrap());
+            let cell = Arc::new(VringCell::new(0));
+            cell.publish(|wanted| wanted.binding = Binding::new(Mode::Offload, vec![channel]));
+            let mut enqueue = Enqueue::attach(&cell, &mut worker.mover).unwrap();
+            let config = guest.config(FEATURES);
+            start(&cell, config.clone());
+            let mut receiver = Receiver::new(&guest, 2048);
+            let len = (GUEST as usize).div_ceil(8 * 4096) + (64 << 10);
+            let (bits, fd) = Mapping::memfd("log", len, Hugepages::None).unwrap();
+            let mapping = Mapping::shared(std::os::fd::AsFd::as_fd(&fd), 0, len).unwrap();
+            let log = Arc::new(DirtyLog::new(mapping, 0, len));
+            let mut send = |worker: &mut Worker| {
+                let mut burst = worker.packets(0, &[1000; 3]);
+                let mut ctx = worker.ctx();
+                ctx.mover.poll(ctx.clock);
+                enqueue.submit(&mut ctx, &mut burst);
+                enqueue.poll_completed(&mut ctx);
+                ctx.cache.free_all(burst.drain(..));
+            };
+            let is_marked = |address: u64| {
+                let mut byte = [0];
+                bits.read_at((address / 4096 / 8) as usize, &mut byte);
+                byte[0] >> (address / 4096 % 8) & 1 == 1
+            };
+            send(&mut worker);
+            let ring = RingLog::new(&log, &config.memory, &config.layout, None);
+            start(&cell, VringConfig { log: Some(ring), ..config });
+            for _ in 0..10 {
+                send(&mut worker);
+                assert!(cell.wait(Duration::ZERO).is_err(), "copies into memory that is not logged go on");
+            }
+            for _ in 0..1000 {
+                stepper.step();
+                send(&mut worker);
+            }
+            cell.wait(Duration::ZERO).unwrap();
+            // The first three packets came before the front end had its answer: it copies all memory after that.
+            let logged = guest.buffer(3, 2048);
+            assert!(receiver.receive(&guest).is_some());
+            assert!(is_marked(logged));
+        }
     }
 }

@@ -195,6 +195,7 @@ fn honest_guests_lose_nothing_beside_a_hostile_one() {
         assert!(report.packets(port, "rx") > 0);
     }
     engine.assert_copies(Copies::Simulator, 0);
+    assert!(engine.sum("channels", "failed") > 0 && engine.sum("workers", "fallbacks") > 0, "{engine}");
     assert!(!full() || verified(&report) > 100_000_000, "{report}");
 }
 

@@ -317,18 +317,22 @@ impl Report {
         assert!(drops.keys().all(|drop| expected.contains(&drop.as_str())), "dropped {drops:?}: {self}");
     }
 
+    /// What all entries of a list count.
+    pub(crate) fn sum(&self, list: &str, name: &str) -> u64 {
+        self.list(list).iter().map(|entry| number(entry, name)).sum()
+    }
+
     /// Asserts that the copies were made by whom they were to be made by: a helper gets at least one copy for each of
     /// `packets` packets, but for those for which its channel was full; without one there is no channel.
     pub(crate) fn assert_copies(&self, copies: Copies, packets: u64) {
-        let sum = |list: &str, name: &str| self.list(list).iter().map(|v| number(v, name)).sum::<u64>();
-        let (offloaded, core) = (sum("channels", "completed"), sum("workers", "core_copies"));
+        let (offloaded, core) = (self.sum("channels", "completed"), self.sum("workers", "core_copies"));
         match copies {
             Copies::Core => {
                 assert!(self.list("channels").is_empty(), "{self}");
                 assert!(core >= packets, "{core} copies of {packets} packets: {self}");
             }
             Copies::Helper | Copies::Simulator => {
-                let all = offloaded + sum("workers", "overflow") + sum("workers", "fallbacks");
+                let all = offloaded + self.sum("workers", "overflow") + self.sum("workers", "fallbacks");
                 assert!(offloaded > 0 && all >= packets, "{all} copies of {packets} packets: {self}");
             }
         }

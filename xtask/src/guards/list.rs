@@ -105,6 +105,12 @@ pub(super) const LIST: &[Guard] = &[
         package: VHOST, executable: "control", test: "nothing_runs_that_is_not_logged",
     },
     Guard {
+        name: "logging once nothing is in flight",
+        file: "crates/offcore-vhost/src/vring.rs",
+        code: "if self.in_flight(mover) > 0 || self.lent > 0 {", without: "if self.lent > 0 {",
+        package: VHOST, executable: "--lib", test: "logging_begins_when_nothing_is_in_flight",
+    },
+    Guard {
         name: "marks after copies",
         file: "crates/offcore-vhost/src/vring.rs",
         code: "            logging.complete(packets);\n", without: "",
@@ -307,6 +313,12 @@ pub(super) const LIST: &[Guard] = &[
         file: "crates/offcore-flow/src/worker.rs",
         code: "match shared && turns.begin() {", without: "match shared && turns.begin() && *burst > 64 {",
         package: FLOW, executable: "--lib", test: "workers_give_turns",
+    },
+    Guard {
+        name: "turns between guests",
+        file: "crates/offcore-flow/src/forwarding/guest_pair.rs",
+        code: "rules.turn(ctx, turns, |rules, ctx| Self::forward(guests, rules, ctx))", without: "let _ = turns;\n        Self::forward(guests, rules, ctx)",
+        package: FLOW, executable: "--lib", test: "packets_between_guests_wait_for_their_turn",
     },
     Guard {
         name: "rests of ports",

@@ -341,6 +341,7 @@ impl Forwarding<'_> {
             side.cell.wait(Duration::ZERO).unwrap();
             check_stopped(side);
         }
+        sides.iter().for_each(check_untouched);
         let all: Vec<_> = std::iter::from_fn(|| worker.cache.take()).collect();
         assert_eq!(all.len(), CHUNKS, "packet buffers are missing");
         worker.cache.free_all(all);
@@ -434,5 +435,16 @@ fn check_stopped(side: &Side) {
         let used = side.guest.read(GUEST + side.parts[2] + 2, 2);
         let used = u16::from_le_bytes([used[0], used[1]]);
         assert_eq!(base, u32::from(used), "chains that were not returned");
+    }
+}
+
+/// Nothing was written that was not given for it: between the rings, and into what a guest sends.
+fn check_untouched(side: &Side) {
+    let between = (0..BUFFERS)
+        .step_by(0x4000)
+        .filter(|at| side.parts.iter().all(|part| !(*part..part + 0x2000).contains(at)));
+    let sent = (0..128).filter(|_| !side.writes).map(|buffer| BUFFERS + buffer * 65536 + 4096);
+    for at in between.chain(sent) {
+        assert_eq!(side.guest.read(GUEST + at, 64), [0; 64], "{at:#x} was written");
     }
 }

@@ -4,10 +4,20 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use offcore_dma::Mover;
 use offcore_mem::{Hugepages, Pool};
+use offcore_port::vhost::{OneCopy, rx_over, tx_over};
+use offcore_port::{RxCounters, TxCounters};
+use offcore_ring::device::Direction;
+use offcore_ring::driver;
 use offcore_stats::StageClock;
 use offcore_stats::page::Reader;
+use offcore_vhost::testing::{FEATURES, Guest, Receiver, Worker as Parts, start};
+use offcore_vhost::{VringCell, VringConfig};
+use offcore_wire::MacAddr;
 
 use super::*;
+use crate::forwarding::forward::{Addresses, Forward};
+use crate::forwarding::guest_pair::GuestPair;
+use crate::forwarding::{Forwarding, Rules};
 use crate::worker::Worker;
 use crate::worker::task::{Task, WakeSource};
 
@@ -384,4 +394,38 @@ fn packets_that_cannot_go_on_are_not_waited_for() {
         1
     });
     assert!(turns.parties[2].empty.is_some());
+}
+
+#[test]
+fn packets_between_guests_wait_for_their_turn() {
+    for one_copy in [false, true] {
+        let (guest, mut parts) = (Guest::new(16), Parts::new());
+        let cells = [0, 1].map(|queue| Arc::new(VringCell::new(queue)));
+        start(&cells[0], guest.config(FEATURES));
+        start(&cells[1], VringConfig { layout: guest.tx_layout.clone(), ..guest.config(FEATURES) });
+        let rx = rx_over(&cells[1], &mut parts.mover, RxCounters::private()).unwrap();
+        let tx = tx_over(&cells[0], &mut parts.mover, TxCounters::private()).unwrap();
+        let addresses = Addresses { source: MacAddr::local(1), destination: MacAddr::local(2) };
+        let rules = Rules::new(Forward::Io, addresses, 0).of_port(3);
+        let mut task: Box<dyn Task> = match one_copy {
+            true => Box::new(GuestPair::new(OneCopy::between(rx, tx, &mut parts.mover).unwrap(), rules)),
+            false => Box::new(Forwarding::new(rx, tx, rules)),
+        };
+        let _receiver = Receiver::new(&guest, 2048);
+        let mut driver = driver::Queue::new(guest.tx_layout.clone(), false);
+        for _ in 0..5 {
+            driver.add(guest.buffer(100, 2048), 100, Direction::Readable, ()).unwrap();
+        }
+        driver.publish();
+        let mut clock = StageClock::private();
+        let ctx =
+            &mut Context { mover: &mut parts.mover, cache: &mut parts.cache, clock: &mut clock, burst: 32 };
+        let mut turns = Turns::private();
+        turns.know(6);
+        turns.parties[6].used = turns.ahead + 1;
+        assert_eq!(task.round_in_turns(ctx, &mut turns), 0);
+        turns.parties[6].used = 0;
+        assert_eq!(task.round_in_turns(ctx, &mut turns), 5, "in one copy: {one_copy}");
+        assert!(turns.parties[6].used > 0);
+    }
 }
