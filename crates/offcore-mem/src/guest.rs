@@ -74,6 +74,11 @@ impl GuestRegion {
         self.len
     }
 
+    /// Bytes of the mapping before the first byte.
+    pub fn offset(&self) -> usize {
+        self.host.as_ptr() as usize - self.mapping.base().as_ptr() as usize
+    }
+
     /// Whether pages of the region have vanished (its file was truncated): the party is to be dropped.
     pub fn vanished(&self) -> bool {
         self.mapping.has_vanished()

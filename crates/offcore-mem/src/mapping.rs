@@ -59,6 +59,8 @@ pub struct Mapping {
     len: usize,
     page_size: usize,
     numa_node: Option<usize>,
+    /// The file by its device and inode, and where in it the mapping begins. No other file has them while this one is mapped.
+    file: (u64, u64, u64),
 }
 
 // SAFETY: a mapping is an address range; all access goes through raw pointers whose users argue for themselves.
@@ -174,13 +176,25 @@ impl Mapping {
         page_size: usize,
         flags: MapFlags,
     ) -> Result<Self, rustix::io::Errno> {
+        let stat = rustix::fs::fstat(fd)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
         let base = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED | flags, fd, offset)
         }?;
         let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-        Ok(Self { base, len, page_size, numa_node: numa_node(base) })
+        Ok(Self {
+            base,
+            len,
+            page_size,
+            numa_node: numa_node(base),
+            file: (stat.st_dev, stat.st_ino, offset),
+        })
+    }
+
+    /// Whether it is of the file `fd`, from `offset` on.
+    pub fn is_of(&self, fd: BorrowedFd<'_>, offset: u64) -> bool {
+        rustix::fs::fstat(fd).is_ok_and(|stat| self.file == (stat.st_dev, stat.st_ino, offset))
     }
 
     /// First byte of the mapping, page aligned.

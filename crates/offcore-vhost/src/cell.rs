@@ -26,7 +26,8 @@ pub struct VringConfig {
     /// The ring parts, inside `memory`.
     pub layout: Layout,
     /// Which start of the ring this is, from a count that never repeats: [`VringConfig::next_start`]. A configuration of
-    /// the start that the worker knows changes only descriptors and `enabled`; the ring goes on where it is.
+    /// the start that the worker knows changes only descriptors, `enabled` and where the memory is mapped; the ring goes on
+    /// where it is.
     pub start: u64,
     /// Where to begin, as in vhost-user's vring state: see `offcore_ring::device::DeviceQueue::base`.
     pub base: u32,

@@ -24,7 +24,6 @@ use std::time::{Duration, Instant};
 use offcore_mem::Mapping;
 use offcore_ring::{Layout, packed};
 use rustix::event::{PollFd, PollFlags};
-use rustix::io::Errno;
 
 use crate::connection::{Connection, Listener, Role, SocketAccess, SocketError, connect, peer_user, poll};
 use crate::eventfd;
@@ -427,12 +426,11 @@ fn reach(config: &FrontEndConfig) -> Result<(OwnedFd, Option<Listener>), FrontEn
         Role::Client => loop {
             match connect(&config.path) {
                 Ok(socket) => return check(config, &socket).map(|()| (socket, None)),
-                Err(error @ SocketError::TooLong { .. }) => return Err(error.into()),
+                Err(error @ (SocketError::TooLong { .. } | SocketError::NotASocket { .. })) => {
+                    return Err(error.into());
+                }
                 // That it may not be reached is said at once: somebody has to do something about it, or is doing it.
-                Err(source)
-                    if left().is_zero()
-                        || matches!(source, SocketError::System { source: Errno::ACCESS, .. }) =>
-                {
+                Err(source) if left().is_zero() || source.is_denied() => {
                     return Err(FrontEndError::NoBackEnd { source });
                 }
                 Err(_) => std::thread::sleep(RETRY.min(left())),

@@ -82,9 +82,8 @@ impl Active {
         Ok(active)
     }
 
-    /// Has another configuration of the same start. Nothing is in flight.
+    /// Has another configuration of the same start, in the same memory. Nothing is in flight.
     fn adjust(&mut self, config: Arc<VringConfig>) {
-        self.memory = Held::new(Arc::clone(&config.memory));
         self.config = config;
         self.room.forget();
         self.log();
@@ -317,7 +316,11 @@ impl Vring {
         }
         let same = match (&mut self.active, &wanted.vring) {
             (Some(active), Some(vring)) if active.config.start == vring.start => {
-                active.adjust(Arc::clone(vring));
+                if Arc::ptr_eq(&active.config.memory, &vring.memory) {
+                    active.adjust(Arc::clone(vring));
+                } else {
+                    self.move_to(mover, vring);
+                }
                 true
             }
             _ => false,
@@ -347,6 +350,13 @@ impl Vring {
                 core
             }
         };
+    }
+
+    /// Goes on where the ring is, in other memory. One that is broken stays so.
+    fn move_to(&mut self, mover: &mut Mover, vring: &VringConfig) {
+        let broken = self.report.broken.take();
+        self.take_up(mover, Some(Arc::new(VringConfig { base: self.report.base, ..vring.clone() })));
+        self.report.broken = broken.or(self.report.broken.take());
     }
 
     /// Begins with another ring, or with none. Nothing is in flight.

@@ -26,15 +26,25 @@ const BTRFS: i64 = 0x9123_683e;
 /// 256 long virtqueues the other one. It is not part of what a guest may have: with all of that it has to be able to migrate.
 const BESIDE: u64 = 256 << 20;
 
-/// Maps the regions of a memory table, of `most` bytes at most. The files are closed; the mappings stay as long as the table.
-pub(super) fn table(regions: Vec<(MemoryRegion, PassedFd)>, most: u64) -> Result<GuestMemory, ControlError> {
+/// Maps the regions of a memory table, of `most` bytes at most, but for those that are `present`. The files are closed; the mappings
+/// stay as long as the table.
+pub(super) fn table(
+    regions: Vec<(MemoryRegion, PassedFd)>,
+    present: &[Arc<GuestRegion>],
+    most: u64,
+) -> Result<GuestMemory, ControlError> {
     let code = Code::SET_MEM_TABLE;
     let parts: Result<Vec<_>, _> = regions.iter().map(|(region, fd)| Part::of(code, region, fd)).collect();
     let parts = parts?;
     check(code, parts.iter().map(|part| part.len as u64), most)?;
-    let mapped: Result<Vec<_>, _> =
-        regions.iter().zip(parts).map(|((region, fd), part)| map(code, region, fd, &part)).collect();
-    GuestMemory::new(mapped?).map_err(|source| ControlError::Table { code, source })
+    let mapped = regions.iter().zip(parts).map(|((region, fd), part)| {
+        match present.iter().find(|known| part.is_mapped(known, region, fd)) {
+            Some(known) => Ok(Arc::clone(known)),
+            None => map(code, region, fd, &part).map(Arc::new),
+        }
+    });
+    GuestMemory::sharing(mapped.collect::<Result<_, _>>()?)
+        .map_err(|source| ControlError::Table { code, source })
 }
 
 /// Maps one region beside other regions, for the request `code`: of all of them no more than `most` bytes.
@@ -108,6 +118,14 @@ impl Part {
             (size > 0).then_some(Self { begin, len, offset })
         };
         part().ok_or(ControlError::Region { code, guest, size, mmap_offset })
+    }
+
+    /// Whether the region of `fd` is the one that is `known`, and nothing of that has vanished.
+    fn is_mapped(&self, known: &GuestRegion, region: &MemoryRegion, fd: &PassedFd) -> bool {
+        (known.guest(), known.len(), known.user()) == (region.guest, region.size, region.user)
+            && (known.offset(), known.mapping().len()) == (self.offset, self.len)
+            && known.mapping().is_of(fd.as_fd(), self.begin)
+            && !known.vanished()
     }
 }
 

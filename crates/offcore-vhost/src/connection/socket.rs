@@ -1,6 +1,7 @@
 //! Sockets with a path: listening on one, connecting to one.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
@@ -59,10 +60,20 @@ pub enum SocketError {
     System { path: PathBuf, what: &'static str, source: Errno },
 }
 
+impl SocketError {
+    /// Whether its permissions are not for this user.
+    pub fn is_denied(&self) -> bool {
+        matches!(self, Self::System { source: Errno::ACCESS, .. })
+    }
+}
+
 fn fail(path: &Path, what: &'static str) -> impl FnOnce(Errno) -> SocketError {
     let path = path.to_owned();
     move |source| {
         let what = match (what, source) {
+            ("bind", Errno::NOENT) if path.parent().is_some_and(Path::exists) => {
+                "bind (its directory takes no sockets)"
+            }
             ("bind", Errno::NOENT) => "bind (its directory is to be made first)",
             ("chown", Errno::PERM) => "chown (root only, but for groups of this process)",
             ("connect", Errno::ACCESS) => {
@@ -91,8 +102,13 @@ fn new_socket(path: &Path) -> Result<OwnedFd, SocketError> {
 /// Connects to the socket at `path`, without waiting.
 pub(crate) fn connect(path: &Path) -> Result<OwnedFd, SocketError> {
     let socket = new_socket(path)?;
-    rustix::net::connect(&socket, &address(path)?).map_err(fail(path, "connect"))?;
-    Ok(socket)
+    match rustix::net::connect(&socket, &address(path)?) {
+        // The kernel says the same of a socket that nobody listens on.
+        Err(Errno::CONNREFUSED) if path.metadata().is_ok_and(|found| !found.file_type().is_socket()) => {
+            Err(SocketError::NotASocket { path: path.to_owned() })
+        }
+        connected => connected.map(|()| socket).map_err(fail(path, "connect")),
+    }
 }
 
 /// The user of the process that has made the other end of a socket, as this process's namespace has it.

@@ -36,8 +36,10 @@ pub enum FrontEndError {
     Refused { code: Code, reply: Reply<PassedFd> },
     /// the back end offers {offered:#x} without VIRTIO_F_VERSION_1 (bit 32); only modern ones are used
     Legacy { offered: u64 },
-    /// the back end offers {found} queue pairs (several only with NET_MQ), expected at least {expected}
+    /// the back end offers {found} queue pairs, expected at least {expected}
     QueuePairs { found: u64, expected: u16 },
+    /// the back end does not offer {lacking}, which {expected} queue pairs need: expected one pair
+    NoMultiqueue { lacking: &'static str, expected: u16 },
     /// {found} queue pairs: expected 1 to {MAX_QUEUE_PAIRS:?}
     Pairs { found: u16 },
     /// {found} regions of memory, expected at most {max}: the back end takes these and one for the rings

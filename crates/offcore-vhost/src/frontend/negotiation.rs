@@ -42,11 +42,17 @@ impl FrontEnd {
             self.command(Request::SetProtocolFeatures(chosen))?;
             self.protocol = chosen;
         }
-        let found = match self.protocol & VHOST_USER_PROTOCOL_F_MQ {
-            0 => 1,
-            _ => self.value(Request::GetQueueNum)?,
+        let has_mq = self.protocol & VHOST_USER_PROTOCOL_F_MQ != 0;
+        let lacking = match offered & VIRTIO_NET_F_MQ {
+            0 => Some("NET_MQ (feature 22)"),
+            _ if !has_mq => Some("MQ (protocol feature 0)"),
+            _ => None,
         };
-        if found < config.queue_pairs.into() || several && offered & VIRTIO_NET_F_MQ == 0 {
+        if let Some(lacking) = lacking.filter(|_| several) {
+            return Err(FrontEndError::NoMultiqueue { lacking, expected: config.queue_pairs });
+        }
+        let found = if has_mq { self.value(Request::GetQueueNum)? } else { 1 };
+        if found < config.queue_pairs.into() {
             return Err(FrontEndError::QueuePairs { found, expected: config.queue_pairs });
         }
         if self.protocol & VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS != 0 {

@@ -115,13 +115,13 @@ fn receive(cell: &Arc<VringCell>, received: &AtomicU64, stop: &AtomicBool) {
 }
 
 /// Does `change` a few hundred times while packets go through virtqueue 1, and looks whether all arrive.
-fn while_packets_flow(mut change: impl FnMut(&mut Peer, usize)) {
+fn while_packets_flow(mut change: impl FnMut(&mut Peer, &Guest, usize)) {
     for format in [Format::Split, Format::Packed] {
         flow(format, &mut change);
     }
 }
 
-fn flow(format: Format, change: &mut impl FnMut(&mut Peer, usize)) {
+fn flow(format: Format, change: &mut impl FnMut(&mut Peer, &Guest, usize)) {
     let dir = Dir::new();
     let backend = Backend::start(BackendConfig::new(dir.file("vhost.sock")), Box::new(())).unwrap();
     let guest = Guest::new();
@@ -135,7 +135,7 @@ fn flow(format: Format, change: &mut impl FnMut(&mut Peer, usize)) {
         format.start(&mut peer);
         for round in 0..300 {
             let before = received.load(Ordering::Relaxed);
-            change(&mut peer, round);
+            change(&mut peer, &guest, round);
             until("packets go on", || received.load(Ordering::Relaxed) > before);
         }
         stop_driver.store(true, Ordering::Relaxed);
@@ -152,7 +152,7 @@ fn flow(format: Format, change: &mut impl FnMut(&mut Peer, usize)) {
 #[test]
 fn other_descriptors_cost_no_packet() {
     let fds = [eventfd(), eventfd()];
-    while_packets_flow(|peer, round| {
+    while_packets_flow(|peer, _, round| {
         for request in [Request::SetVringCall, Request::SetVringKick] {
             let fd = (round % 3 > 0).then(|| fds[round % 2].as_fd());
             assert_eq!(peer.ask(request(VringFd { index: 1, fd })), 0);
@@ -166,7 +166,7 @@ fn other_descriptors_cost_no_packet() {
 #[test]
 fn other_memory_costs_no_packet() {
     let (_mapping, fd) = Mapping::memfd("more", 1 << 20, Hugepages::None).unwrap();
-    while_packets_flow(|peer, round| {
+    while_packets_flow(|peer, _, round| {
         let at = (round as u64 % 32) << 12;
         let region =
             MemoryRegion { guest: (1 << 33) + at, size: 4096, user: (1 << 43) + at, mmap_offset: at };
@@ -175,5 +175,21 @@ fn other_memory_costs_no_packet() {
             _ => Request::RemMemReg(region, None),
         };
         assert_eq!(peer.ask(request), 0);
+    });
+}
+
+/// The memory comes as one table, with another region or without it, and once more as it is.
+#[test]
+fn other_tables_cost_no_packet() {
+    let (_mapping, fd) = Mapping::memfd("more", 1 << 20, Hugepages::None).unwrap();
+    let more = MemoryRegion { guest: 1 << 33, size: 4096, user: 1 << 43, mmap_offset: 0 };
+    while_packets_flow(|peer, guest, round| {
+        let mut regions = vec![(guest.region(), guest.fd.as_fd())];
+        if round % 2 == 0 {
+            regions.push((more, fd.as_fd()));
+        }
+        for _ in 0..20 {
+            assert_eq!(peer.ask(Request::SetMemTable(regions.clone())), 0);
+        }
     });
 }

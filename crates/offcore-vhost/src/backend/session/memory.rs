@@ -1,13 +1,14 @@
 //! Memory of a session: regions come and go under running virtqueues.
 //!
 //! A change makes a new table, which shares the regions that stay. Running virtqueues are drained, get the new table, and
-//! go on where they were.
+//! go on where they were; meanwhile packets wait. A table that says what is known changes nothing.
 
 use std::sync::Arc;
 
 use offcore_mem::{GuestMemory, GuestRegion};
 use offcore_ring::Inflight;
 
+use super::super::ring::Ring;
 use super::super::{ControlError, MAX_SLOTS, memory};
 use super::Session;
 use crate::features::VHOST_USER_PROTOCOL_F_CONFIGURE_MEM_SLOTS;
@@ -15,12 +16,19 @@ use crate::message::{Code, MemoryRegion};
 use crate::passed::PassedFd;
 
 impl Session {
-    /// Exchanges the whole table. One that lacks a running virtqueue is refused.
+    /// Exchanges the whole table, if it is another one: front ends repeat it under traffic. One that lacks a running virtqueue
+    /// is refused.
     pub(super) fn set_mem_table(
         &mut self,
         regions: Vec<(MemoryRegion, PassedFd)>,
     ) -> Result<(), ControlError> {
-        let memory = Arc::new(memory::table(regions, self.max_memory)?);
+        let present = self.memory.as_ref().map_or(&[][..], |memory| memory.regions());
+        let memory = Arc::new(memory::table(regions, present, self.max_memory)?);
+        if present.len() == memory.regions().len()
+            && present.iter().zip(memory.regions()).all(|(a, b)| Arc::ptr_eq(a, b))
+        {
+            return Ok(());
+        }
         let features = self.features.unwrap_or(0);
         self.check_log(Code::SET_MEM_TABLE, features, self.log.as_deref(), Some(&memory))?;
         for ring in self.rings.iter().filter(|ring| ring.running) {
@@ -79,13 +87,19 @@ impl Session {
     /// Puts another table in the place of the present one, with every worker's consent: the last reference to the old
     /// one goes when the last copy has. When memory comes and goes `piecewise`, virtqueues that are not in it wait.
     fn exchange(&mut self, memory: Option<Arc<GuestMemory>>, piecewise: bool) -> Result<(), ControlError> {
-        let stopped = self.stop(|ring| ring.running)?;
+        let features = self.features.unwrap_or(0);
+        let is_in_it =
+            |ring: &Ring| memory.as_ref().is_some_and(|memory| ring.layout(memory, features).is_ok());
+        // One that is broken would keep the old memory mapped until the front end begins it anew.
+        let broken: Vec<_> = self.device.cells().iter().map(|cell| cell.report().broken.is_some()).collect();
+        let stopped = self.stop(|ring| broken[usize::from(ring.queue)] || !is_in_it(ring))?;
         self.memory = memory;
         for i in 0..self.rings.len() {
             let ring = &self.rings[i];
             self.rings[i].waits =
                 (piecewise || ring.waits) && ring.is_complete() && !self.has_memory_for(ring);
         }
+        self.adjust_all()?;
         self.resume(stopped)
     }
 }

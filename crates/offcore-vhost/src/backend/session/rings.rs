@@ -146,19 +146,22 @@ impl Session {
         ring.ok_or(ControlError::VringIndex { code, index, vrings })
     }
 
-    /// Lets the worker of a running virtqueue have its new descriptors, and know whether it is enabled. The virtqueue is
-    /// drained and goes on where it is: nothing is stopped, and no position has to be known.
+    /// Lets the worker of a running virtqueue have its new descriptors and memory, and know whether it is enabled. The
+    /// virtqueue is drained and goes on where it is: nothing is stopped, and no position has to be known.
     pub(super) fn adjust(&mut self, queue: u16) -> Result<(), ControlError> {
         let (ring, cell) = (&self.rings[usize::from(queue)], &self.device.cells()[usize::from(queue)]);
         // One that is broken rests until the front end begins it anew.
         let Some(features) = self.features.filter(|_| ring.running && cell.report().broken.is_none()) else {
             return Ok(());
         };
+        let Some(memory) = &self.memory else { return Ok(()) };
+        let Some(layout) = ring.layout(memory, features)? else { return Ok(()) };
         let log = self.logging();
         cell.publish(|wanted| {
             if let Some(vring) = &mut wanted.vring {
                 let vring = Arc::make_mut(vring);
-                vring.log = log.map(|log| ring.log(&vring.memory, &vring.layout, log));
+                vring.log = log.map(|log| ring.log(memory, &layout, log));
+                (vring.memory, vring.layout) = (Arc::clone(memory), layout);
                 vring.call = ring.call.clone();
                 vring.kick = ring.kick.clone();
                 vring.enabled = ring.is_enabled(features);
