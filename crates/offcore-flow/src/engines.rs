@@ -19,6 +19,9 @@ use offcore_stats::lcore;
 use crate::worker::idle::Idle;
 use simulator::Simulator;
 
+const EXPECTED: &str = "expected cpu, core:N (a helper thread on lcore N), dsa:wqN.M, dsa:auto, dsa-simN:wqN.M or \
+                        dmadev:NAME (a DMA device of DPDK)";
+
 /// Operations that a channel holds.
 pub const CHANNEL_RING: usize = 1024;
 
@@ -57,6 +60,23 @@ impl Engines {
     #[must_use]
     pub fn with_pool(self, pool: &'static Pool) -> Self {
         Self { pool: Some(pool), ..self }
+    }
+
+    /// Refuses a name that no channel has, whatever devices there are.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn check_name(name: &str) -> Result<(), String> {
+        let checked = match name.split_once(':') {
+            None if name == "cpu" => Ok(()),
+            Some(("core", which)) => lcore_of(which).map(|_| ()),
+            Some(("dmadev", _)) => Ok(()),
+            Some((kind, which)) if kind == "dsa" || kind.starts_with("dsa-sim") => {
+                options(which, None).map(|_| ())
+            }
+            _ => Err(EXPECTED.into()),
+        };
+        checked.map_err(|error| format!("channel '{name}': {error}"))
     }
 
     /// The channels that `name` stands for: `dsa:auto` is every work queue for users, those of the packet buffers' NUMA
@@ -160,34 +180,14 @@ impl Engines {
         &self.notes
     }
 
+    /// NUMA node of the packet buffers, as the driver has it.
+    fn node(&self) -> Option<u32> {
+        self.node.and_then(|node| node.try_into().ok())
+    }
+
     /// Whether a device of this NUMA node is on the packet buffers' one, as far as is known.
     fn is_near(&self, theirs: Option<u32>) -> bool {
         theirs.zip(self.node).is_none_or(|(theirs, ours)| theirs as usize == ours)
-    }
-
-    /// A work queue's name, and what stands behind it: `wq0.1/direct/memory`.
-    fn options<'a>(&self, which: &'a str) -> Result<(&'a str, Options), String> {
-        let mut parts = which.split('/');
-        let wq = parts.next().unwrap_or_default();
-        let numa_node = self.node.and_then(|node| node.try_into().ok());
-        let mut options = Options { numa_node, ..Options::default() };
-        for part in parts {
-            if which.split('/').filter(|other| *other == part).count() > 1 {
-                return Err(format!("'/{part}' stands there twice: once is enough"));
-            }
-            match part {
-                "direct" => options.batch = false,
-                "memory" => options.cache_control = false,
-                "block" => options.block_on_fault = true,
-                found => {
-                    return Err(format!(
-                        "'/{found}': expected /direct (no batch descriptors), /memory (copies are not put into the \
-                         cache) or /block (the device waits for page faults)"
-                    ));
-                }
-            }
-        }
-        Ok((wq, options))
     }
 
     fn open(&mut self, name: &str) -> Result<Arc<dyn Device>, String> {
@@ -198,17 +198,14 @@ impl Engines {
         if name == "cpu" {
             return Ok(Arc::new(CpuDevice));
         }
-        let expected = "expected cpu, core:N (a helper thread on lcore N), dsa:wqN.M, dsa:auto, dsa-simN:wqN.M or \
-                        dmadev:NAME (a DMA device of DPDK)";
-        let (kind, which) = name.split_once(':').ok_or(expected)?;
+        let (kind, which) = name.split_once(':').ok_or(EXPECTED)?;
         match kind {
-            "core" => {
-                let lcore = which.parse().map_err(|_| format!("'{which}' is no lcore; {expected}"))?;
-                Ok(Arc::new(CoreDevice::start_with(lcore, self.naps).map_err(|error| error.to_string())?))
-            }
+            "core" => Ok(Arc::new(
+                CoreDevice::start_with(lcore_of(which)?, self.naps).map_err(|error| error.to_string())?,
+            )),
             "dmadev" => self.dmadev(which),
             "dsa" => {
-                let (wq, options) = self.options(which)?;
+                let (wq, options) = options(which, self.node())?;
                 let device = DsaDevice::open(&Roots::from_env(), wq, options);
                 let device = device.map_err(|error| error.to_string())?;
                 self.notes.push(format!("{name}: descriptors are submitted by {}", device.submit_by()));
@@ -216,11 +213,11 @@ impl Engines {
                 Ok(Arc::new(device))
             }
             simulated if simulated.starts_with("dsa-sim") => {
-                let (wq, options) = self.options(which)?;
+                let (wq, options) = options(which, self.node())?;
                 let device = DsaDevice::simulated(&self.simulator(simulated)?, wq, options);
                 Ok(Arc::new(device.map_err(|error| error.to_string())?))
             }
-            _ => Err(expected.into()),
+            _ => Err(EXPECTED.into()),
         }
     }
 
@@ -258,4 +255,32 @@ impl Engines {
         *device = Some(started.clone());
         Ok(started)
     }
+}
+
+/// A work queue's name, and what stands behind it: `wq0.1/direct/memory`.
+fn options(which: &str, numa_node: Option<u32>) -> Result<(&str, Options), String> {
+    let mut parts = which.split('/');
+    let wq = parts.next().unwrap_or_default();
+    let mut options = Options { numa_node, ..Options::default() };
+    for part in parts {
+        if which.split('/').filter(|other| *other == part).count() > 1 {
+            return Err(format!("'/{part}' stands there twice: once is enough"));
+        }
+        match part {
+            "direct" => options.batch = false,
+            "memory" => options.cache_control = false,
+            "block" => options.block_on_fault = true,
+            found => {
+                return Err(format!(
+                    "'/{found}': expected /direct (no batch descriptors), /memory (copies are not put into the \
+                     cache) or /block (the device waits for page faults)"
+                ));
+            }
+        }
+    }
+    Ok((wq, options))
+}
+
+fn lcore_of(which: &str) -> Result<usize, String> {
+    which.parse().map_err(|_| format!("'{which}' is no lcore; {EXPECTED}"))
 }

@@ -77,6 +77,8 @@ pub enum SwitchError {
         text: String,
     },
     /// {0}
+    Channel(String),
+    /// {0}
     Port(#[from] PortError),
     /// {0}
     Stats(#[from] PageError),

@@ -92,6 +92,16 @@ fn routes(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Vec<Route> {
     routes
 }
 
+/// Says which port has its own packets back, where others send to one another.
+fn alone(run: &Run, ports: usize) -> Option<String> {
+    let own = |port: &usize| run.peer(*port, ports) == Some(*port);
+    let alone = (0..ports).find(own).filter(|_| !(0..ports).all(|port| own(&port)))?;
+    Some(format!(
+        "warning: port{alone} has no neighbour, so its packets go back to it: name an even number of ports, or \
+         --port-topology chained or loop"
+    ))
+}
+
 /// Says which queues have none at the other end: what comes in there stays where it is, and a guest that spreads its
 /// flows over all of its queues loses some.
 fn dead_ends(run: &Run, queues: &[u16]) -> Vec<String> {
@@ -114,7 +124,7 @@ fn resolved(dma: &DmaMap, engines: &mut Engines) -> Result<DmaMap, SwitchError> 
     for entry in &mut dma.entries {
         let mut channels = Vec::new();
         for name in &entry.channels {
-            let found = engines.resolve(name).or_else(|error| Field::Dma.refuse(error))?;
+            let found = engines.resolve(name).map_err(SwitchError::Channel)?;
             for name in found {
                 if !channels.contains(&name) {
                     channels.push(name);
@@ -221,6 +231,7 @@ pub fn start_with(
     assembly.add_mirrors(&mirrors)?;
     let mut notes = shared_lcores(&config.lcores, &assembly.engines.helper_lcores());
     let queues = assembly.ports[..count].iter().map(|port| port.queues());
+    notes.extend(alone(&config.run, count));
     notes.extend(dead_ends(&config.run, &queues.collect::<Vec<_>>()));
     notes.extend(assembly.engines.notes().iter().cloned());
     notes.extend(devices.notes());
@@ -332,7 +343,7 @@ impl Assembly<'_> {
         }
         let workers = self.sharers.get(name).copied().unwrap_or(1);
         let opened = self.engines.open_channel(name, workers);
-        let (channel, sharing) = opened.or_else(|error| Field::Dma.refuse(error))?;
+        let (channel, sharing) = opened.map_err(SwitchError::Channel)?;
         let id = worker.mover.add_channel(channel);
         open.push((name.into(), id));
         let block = format!("lcore{lcore}/channel/{name}/{}", sharing.name());

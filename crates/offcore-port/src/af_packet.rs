@@ -18,7 +18,6 @@ mod rx;
 mod socket;
 mod tx;
 
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -30,7 +29,7 @@ use offcore_wire::virtio_net::Offloads;
 
 use crate::base::PortBase;
 use crate::base::cell::{Cell, End};
-use crate::netdev::{Link, NetDev};
+use crate::netdev::{Link, NetDev, advice};
 use crate::spec::AfPacketSpec;
 use crate::{Port, PortError, QueueSetup, RxQueue, TxQueue};
 
@@ -228,16 +227,6 @@ impl AfPacketPort {
         } else {
             Offloads::ALL
         }
-    }
-}
-
-/// What to do when the interface cannot be opened.
-fn advice(name: &str, error: &io::Error) -> String {
-    match error.raw_os_error() {
-        Some(libc::ENODEV) => format!(
-            "there is no interface '{name}' in this network namespace: `offcore port list` shows those there are"
-        ),
-        _ => format!("opening interface '{name}'"),
     }
 }
 

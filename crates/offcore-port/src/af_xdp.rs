@@ -9,7 +9,7 @@
 //! queues that the port does not have go to the kernel's stack as before.
 //!
 //! The program is attached by a link that ends with the process, in whichever way it ends; a program of somebody else is
-//! never replaced. An interface that is deleted takes its sockets along: what is sent meanwhile is dropped and counted
+//! never replaced. An interface that the kernel's stack uses is taken over only by force. An interface that is deleted takes its sockets along: what is sent meanwhile is dropped and counted
 //! ([`DropReason::Down`]), and when an interface of that name is there again, it is taken over anew.
 //!
 //! The kernel leaves checksums of its own packets to an interface that says it does them, as veth does, and an XDP
@@ -25,7 +25,6 @@ mod session;
 mod socket;
 mod tx;
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -34,7 +33,8 @@ use offcore_mem::Pool;
 
 use crate::base::PortBase;
 use crate::base::cell::{Cell, End};
-use crate::netdev::{Link, NetDev};
+use crate::inventory;
+use crate::netdev::{Link, NetDev, advice};
 use crate::spec::AfXdpSpec;
 use crate::{DropReason, Port, PortError, QueueSetup, RxCounters, RxQueue, TxQueue};
 
@@ -141,10 +141,21 @@ impl AfXdpPort {
     pub fn open(spec: &AfXdpSpec, pool: &'static Pool) -> Result<Self, PortError> {
         let name = spec.to_string();
         let fail = |what: String, source| Refusal::System(what, source).of(&name);
-        let device = NetDev::open(&spec.name).map_err(|e| fail(no_device(&spec.name, &e), e))?;
+        let device = NetDev::open(&spec.name).map_err(|e| fail(advice(&spec.name, &e), e))?;
         let mac = device.mac().map_err(|e| fail(format!("asking for the address of '{}'", spec.name), e))?;
         if !device.is_ethernet().unwrap_or(true) {
             let reason = format!("interface '{}' has no Ethernet frames, expected one that has", spec.name);
+            return Err(Refusal::Reason(reason).of(&name));
+        }
+        // Who is not told what it is used for cannot take it over either.
+        let uses = if spec.force { vec![] } else { inventory::uses(device.index()).unwrap_or_default() };
+        if !uses.is_empty() {
+            let reason = format!(
+                "interface '{0}' is in use ({1}) and would be taken away: expected one that nobody uses, \
+                 af_packet:{0}, which shares it, or the option 'force'",
+                spec.name,
+                uses.join(", ")
+            );
             return Err(Refusal::Reason(reason).of(&name));
         }
         let (needed, chunks) = (buffers(spec), pool.chunks());
@@ -265,16 +276,6 @@ impl Dropped {
     }
 }
 
-/// What to do when an interface cannot be opened.
-fn no_device(name: &str, error: &io::Error) -> String {
-    match error.raw_os_error() {
-        Some(libc::ENODEV) => {
-            format!("interface '{name}' does not exist in this network namespace (ip link)")
-        }
-        _ => format!("asking for interface '{name}'"),
-    }
-}
-
 impl Port for AfXdpPort {
     fn base(&self) -> &PortBase {
         &self.base
@@ -365,7 +366,7 @@ mod tests {
         let crate::spec::PortSpec::AfXdp(spec) = "af_xdp:nosuchdev0".parse().unwrap() else { panic!() };
         let error = AfXdpPort::open(&spec, pool).unwrap_err().to_string();
         assert!(
-            error.contains("interface 'nosuchdev0' does not exist") && error.contains("ip link"),
+            error.contains("no interface 'nosuchdev0'") && error.contains("offcore port list"),
             "{error}"
         );
     }
@@ -373,7 +374,9 @@ mod tests {
     #[test]
     fn small_pool_error_says_how_many() {
         let pool = Pool::new(1024, 2048, offcore_mem::Hugepages::None).unwrap();
-        let crate::spec::PortSpec::AfXdp(spec) = "af_xdp:lo,ring_size=512".parse().unwrap() else { panic!() };
+        let crate::spec::PortSpec::AfXdp(spec) = "af_xdp:lo,ring_size=512,force".parse().unwrap() else {
+            panic!()
+        };
         let error = AfXdpPort::open(&spec, pool).unwrap_err().to_string();
         assert!(error.contains("keep 1024 packet buffers") && error.contains("--mbufs 2048"), "{error}");
     }

@@ -113,6 +113,10 @@ impl Port for ImpairPort {
         self.inner.tend();
     }
 
+    fn failure(&self) -> Option<String> {
+        self.inner.failure()
+    }
+
     fn peer(&self) -> Option<PeerReport> {
         self.inner.peer()
     }

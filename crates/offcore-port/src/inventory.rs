@@ -4,6 +4,7 @@
 mod links;
 mod pci;
 
+use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 
@@ -49,6 +50,8 @@ pub struct Interface {
     pub channels: Option<Channels>,
     /// IP addresses with their prefixes' lengths.
     pub addresses: Vec<String>,
+    /// What the kernel's stack uses it for: see [`uses`].
+    pub uses: Vec<String>,
     /// What there is of XDP.
     pub xdp: Xdp,
     /// Number of the XDP program that is attached.
@@ -56,11 +59,14 @@ pub struct Interface {
 }
 
 impl Interface {
-    /// The ports that it could be opened as.
+    /// The ports that it could be opened as without taking it away from anybody.
     pub fn ports(&self) -> Vec<String> {
         let mut kinds = Vec::new();
+        if self.is_ethernet && self.uses.is_empty() {
+            kinds.push("af_xdp");
+        }
         if self.is_ethernet {
-            kinds.extend(["af_xdp", "af_packet"]);
+            kinds.push("af_packet");
         }
         if self.driver.as_deref() == Some("tun") && self.is_ethernet {
             kinds.push("tap");
@@ -85,12 +91,58 @@ impl Interface {
                 "has XDP program {program}: unless it is ours, end the process that holds it, or ip link set {name} xdp off"
             ));
         }
-        // Every interface has a link-local one, at which nobody is expected to answer.
-        if self.is_ethernet && self.addresses.iter().any(|address| !address.starts_with("fe80:")) {
-            notes.push("has addresses: the kernel's stack answers there, too".into());
+        if self.is_ethernet && !self.uses.is_empty() {
+            notes.push(format!(
+                "is in use ({}): af_packet shares it with the kernel's stack, af_xdp:{name},force takes it away",
+                self.uses.join(", ")
+            ));
         }
         notes
     }
+}
+
+/// What the kernel's stack uses interfaces for.
+#[derive(Debug)]
+struct Uses {
+    links: Vec<links::Listed>,
+    addresses: HashMap<u32, Vec<String>>,
+    routes: HashMap<u32, bool>,
+}
+
+impl Uses {
+    fn look() -> io::Result<Self> {
+        Ok(Self { links: links::list()?, addresses: links::addresses()?, routes: links::routes()? })
+    }
+
+    fn addresses(&self, index: u32) -> &[String] {
+        self.addresses.get(&index).map_or(&[], Vec::as_slice)
+    }
+
+    fn of(&self, index: u32) -> Vec<String> {
+        // Every interface has a link-local one, at which nobody is expected to answer.
+        let own = self.addresses(index).iter().filter(|address| !address.starts_with("fe80:"));
+        let mut uses: Vec<_> = own.map(|address| format!("address {address}")).collect();
+        match self.routes.get(&index) {
+            Some(true) => uses.push("the default route".into()),
+            Some(false) if uses.is_empty() => uses.push("a route".into()),
+            _ => {}
+        }
+        let of = |index| self.links.iter().find(|link| link.index == index);
+        if let Some(master) = of(index).and_then(|link| link.master) {
+            let name = of(master).map_or_else(|| format!("interface {master}"), |link| link.name.clone());
+            uses.push(format!("a part of {name}"));
+        }
+        uses
+    }
+}
+
+/// What the kernel's stack uses interface number `index` for in the calling thread's network namespace: addresses, routes, and a bridge or bond
+/// that it is a part of. Nothing, if that is empty.
+///
+/// # Errors
+/// What the kernel says.
+pub fn uses(index: u32) -> io::Result<Vec<String>> {
+    Ok(Uses::look()?.of(index))
 }
 
 /// The interfaces in the calling thread's network namespace, in the order of their numbers. NUMA nodes are looked up in
@@ -99,12 +151,12 @@ impl Interface {
 /// # Errors
 /// What the kernel says.
 pub fn interfaces(sysfs: &Path) -> io::Result<Vec<Interface>> {
-    let mut addresses = links::addresses()?;
+    let uses = Uses::look()?;
     let mut features = links::xdp_features();
     let mut all = Vec::new();
-    for links::Listed { index, name, program } in links::list()? {
+    for links::Listed { index, name, program, .. } in &uses.links {
         // One that went away meanwhile is not there.
-        let Ok(netdev) = NetDev::open(&name) else { continue };
+        let Ok(netdev) = NetDev::open(name) else { continue };
         let (Ok(mtu), Ok(mac), Ok(is_ethernet)) = (netdev.mtu(), netdev.mac(), netdev.is_ethernet()) else {
             continue;
         };
@@ -119,10 +171,11 @@ pub fn interfaces(sysfs: &Path) -> io::Result<Vec<Interface>> {
             link: netdev.link(),
             speed: netdev.speed(),
             channels: netdev.channels(),
-            addresses: addresses.remove(&index).unwrap_or_default(),
-            xdp: features.as_mut().map_or(Xdp::Unknown, |features| features(index)),
-            program,
-            name,
+            addresses: uses.addresses(*index).to_vec(), // copy-ok: names
+            uses: uses.of(*index),
+            xdp: features.as_mut().map_or(Xdp::Unknown, |features| features(*index)),
+            program: *program,
+            name: name.clone(),
         });
     }
     Ok(all)
@@ -137,8 +190,9 @@ mod tests {
         let all = interfaces(Path::new("/nonexistent")).unwrap();
         let lo = all.iter().find(|interface| interface.name == "lo").unwrap();
         assert_eq!((lo.mac, lo.numa_node, lo.program), (MacAddr([0; 6]), None, None));
-        assert_eq!(lo.ports(), ["af_xdp:lo", "af_packet:lo"]);
         if lo.link != Link::Down {
+            assert_eq!(lo.ports(), ["af_packet:lo"]);
+            assert!(lo.uses.contains(&"address 127.0.0.1/8".to_owned()), "{:?}", lo.uses);
             assert!(lo.addresses.contains(&"127.0.0.1/8".to_owned()), "{:?}", lo.addresses);
         }
     }
@@ -157,12 +211,16 @@ mod tests {
             speed: None,
             channels: None,
             addresses: vec![],
+            uses: vec![],
             xdp: Xdp::Native,
             program: Some(7),
         };
         let notes = interface.notes();
         assert_eq!(notes.len(), 2, "{notes:?}");
         assert!(notes[0].contains("ip link set eth0 up") && notes[1].contains("XDP program 7"), "{notes:?}");
+        let used = Interface { uses: vec!["the default route".into()], link: Link::Up, ..interface.clone() };
+        assert_eq!(used.ports(), ["af_packet:eth0"]);
+        assert!(used.notes()[1].contains("in use (the default route)"), "{:?}", used.notes());
         let tunnel = Interface { is_ethernet: false, link: Link::Up, program: None, ..interface };
         assert_eq!((tunnel.ports().len(), tunnel.notes().len()), (0, 1));
     }

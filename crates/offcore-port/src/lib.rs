@@ -190,6 +190,11 @@ pub trait Port: fmt::Debug + Send {
     /// One line on the port's state for a person: link, peer, negotiated features.
     fn status(&self) -> String;
 
+    /// Why it does not do any more what it was opened for, such as a full disk: the run has failed.
+    fn failure(&self) -> Option<String> {
+        None
+    }
+
     /// What the front end of a vhost port has done so far.
     fn peer(&self) -> Option<PeerReport> {
         None

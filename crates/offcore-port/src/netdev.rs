@@ -80,6 +80,16 @@ pub struct Channels {
     pub tx: u32,
 }
 
+/// What to do when an interface cannot be opened.
+pub(crate) fn advice(name: &str, error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::ENODEV) => format!(
+            "there is no interface '{name}' in this network namespace: `offcore port list` shows those there are"
+        ),
+        _ => format!("opening interface '{name}'"),
+    }
+}
+
 impl NetDev {
     /// The interface called `name` in the calling thread's network namespace.
     ///

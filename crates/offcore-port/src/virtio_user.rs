@@ -64,6 +64,7 @@ pub struct VirtioUserPort {
     base: PortBase,
     path: PathBuf,
     role: Role,
+    wants_packed: bool,
     pool: &'static Pool,
     /// Bytes of the longest frame for which there is room without mergeable buffers.
     longest: usize,
@@ -102,6 +103,7 @@ impl VirtioUserPort {
             base: PortBase::new(name, mac, spec.queues),
             path: spec.path.clone(),
             role,
+            wants_packed: spec.packed,
             pool,
             longest,
             link,
@@ -163,7 +165,11 @@ impl Port for VirtioUserPort {
     fn status(&self) -> String {
         let path = self.path.display();
         let mut status = match self.link.state() {
-            LinkState::Connected { features } => format!("connected to {path} with features {features:#x}"),
+            LinkState::Connected { features } => {
+                let split = self.wants_packed && features & VIRTIO_F_RING_PACKED == 0;
+                let note = if split { ", split virtqueues: the back end has no packed ones" } else { "" };
+                format!("connected to {path} with features {features:#x}{note}")
+            }
             LinkState::Waiting { why } => {
                 let waiting = match self.role {
                     Role::Client => format!("waiting for a back end at {path}"),

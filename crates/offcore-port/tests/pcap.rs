@@ -9,7 +9,7 @@ use std::path::Path;
 
 use common::{TempDir, Worker, pool, until};
 use offcore_mem::{Burst, Hugepages, Pool};
-use offcore_port::pcap::PcapPort;
+use offcore_port::pcap::{PcapPort, part_of};
 use offcore_port::spec::{PcapSpec, PortSpec};
 use offcore_port::{DropReason, Port, RxQueue};
 use offcore_wire::pcap::{MAX_RECORD_LEN, PcapWriter};
@@ -91,6 +91,7 @@ fn what_is_sent_is_what_is_received() {
     let bytes: usize = frames.iter().map(Vec::len).sum();
     assert_eq!((tx.counters().packets(), tx.counters().bytes()), (200, bytes as u64));
     assert_eq!(tx.counters().dropped_total(), 0);
+    drop(tx);
 
     let mut port = open(&format!("pcap:{out}"));
     let mut rx = worker.rx_queue(&mut port, 0).unwrap();
@@ -110,6 +111,7 @@ fn other_programs_read_what_is_written() {
     let mut burst: Burst = (0..5).map(|n| worker.packet(&frame(n))).collect();
     worker.tx(&mut *tx, &mut burst);
     assert!(tx.stop(&mut worker.ctx()));
+    drop(tx);
     match std::process::Command::new("tcpdump").args(["-r", &out, "-nn", "-e"]).output() {
         Err(missing) => eprintln!("SKIP: tcpdump cannot be run: {missing}"),
         Ok(run) => {
@@ -130,8 +132,11 @@ fn idle_port_flushes_its_file() {
     worker.tx(&mut *tx, &mut burst);
     until("the packet is in the file", || {
         tx.poll(&mut worker.ctx());
-        fs::metadata(&out).unwrap().len() == 24 + RECORD_HEADER as u64 + 60
+        fs::metadata(part_of(&out)).unwrap().len() == 24 + RECORD_HEADER as u64 + 60
     });
+    assert!(!out.exists(), "it has its name when it is whole");
+    drop(tx);
+    assert!(out.exists() && !part_of(&out).exists());
 }
 
 #[test]
@@ -165,7 +170,7 @@ fn every_length_is_read_and_written() {
         let pool = Pool::new(1024, chunk, Hugepages::None).unwrap();
         let mut worker = Worker::new(pool);
         let chunks = worker.free_chunks();
-        let mut port = open(&format!("pcap:{input},{}", out.display()));
+        let mut port = open(&format!("pcap:{input},{},overwrite", out.display()));
         let mut rx = worker.rx_queue(&mut port, 0).unwrap();
         let mut tx = worker.tx_queue(&mut port, 0).unwrap();
         assert!(tx.accepts().segments && tx.accepts().offloads == Default::default());
@@ -185,6 +190,7 @@ fn every_length_is_read_and_written() {
             assert_eq!(counters, (lens.len() as u64, bytes as u64, 0), "buffers of {chunk}");
         }
         assert_eq!(worker.free_chunks(), chunks);
+        drop(tx);
         // All but the times.
         let written = fs::read(&out).unwrap();
         assert_eq!(written.len(), whole.len());
@@ -398,6 +404,7 @@ fn an_output_that_fails_drops_and_says_so() {
     let (packets, failed) = send(&mut worker);
     assert_eq!(send(&mut worker), (packets, failed + 60));
     assert!(port.status().contains("Broken pipe"), "{}", port.status());
+    assert!(port.failure().is_some_and(|why| why.contains("Broken pipe")));
     assert_eq!(worker.free_chunks(), chunks);
 }
 

@@ -40,9 +40,10 @@ pub(crate) struct SwitchArgs {
     #[arg(long, value_name = "MODE", default_value = "io")]
     pub forward: ForwardArg,
 
-    /// Where a port's packets go: to its neighbour (0 and 1, 2 and 3), to the next one, or back
-    #[arg(long, value_name = "TOPOLOGY", default_value = "paired", value_parser = topology())]
-    pub port_topology: Topology,
+    /// Where a port's packets go: to its neighbour (0 and 1, 2 and 3), to the next one, or back; not with l2, which
+    /// learns that [default: paired]
+    #[arg(long, value_name = "TOPOLOGY", value_parser = topology())]
+    pub port_topology: Option<Topology>,
 
     #[command(flatten)]
     pub mac: MacArgs,

@@ -20,13 +20,14 @@ mod vhost;
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, anyhow};
 use clap::{Subcommand, ValueEnum};
 use offcore_bench::peer::leftovers;
 use offcore_bench::row::{Row, SCHEMA};
 use offcore_stats::lcore;
+use rustix::fs::Access;
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -85,29 +86,61 @@ pub(crate) fn run(command: &BenchCommand, names: &[String]) -> Result<(), Failur
     })
 }
 
-/// Ends this process by a signal as usual, but for what it has made outside of it.
+/// Ends this process by a signal as usual, but for what it has made outside of it and what it has measured.
 fn tidy_on_signals() -> std::io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     std::thread::spawn(move || {
         for signal in signals.forever() {
             leftovers::remove_all();
+            if let Some(measured) = lock_measured().take().filter(|all| !all.rows.is_empty()) {
+                say("interrupted: these are the rows that were finished");
+                // There is nobody left to tell that it cannot be written.
+                let _ = written(&measured);
+            }
             let _ = emulate_default_handler(signal);
         }
     });
     Ok(())
 }
 
-/// Rows on their way out: JSON as soon as one is ready, the rest when all are.
+/// Draws rows for people.
+type Table = Box<dyn Fn(&[Row]) -> String + Send>;
+
+/// What has been measured and not been written yet, where a signal finds it.
+struct Measured {
+    format: Format,
+    rows: Vec<Row>,
+    table: Table,
+}
+
+static MEASURED: Mutex<Option<Measured>> = Mutex::new(None);
+
+fn lock_measured() -> MutexGuard<'static, Option<Measured>> {
+    MEASURED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes what is not written row by row.
+fn written(Measured { format, rows, table }: &Measured) -> anyhow::Result<()> {
+    match *format {
+        Format::Json => {}
+        Format::Csv => _ = write(&csv(rows)?)?,
+        Format::Table => _ = write(&table(rows))?,
+    }
+    Ok(())
+}
+
+/// Rows on their way out: JSON as soon as one is ready, the rest when all are, or when a signal ends the process.
 #[derive(Debug)]
 pub(crate) struct Rows {
     format: Format,
-    rows: Vec<Row>,
     written: anyhow::Result<bool>,
 }
 
 impl Rows {
-    pub(crate) fn new(format: Format) -> Self {
-        Self { format, rows: Vec::new(), written: Ok(true) }
+    /// No rows yet; `table` is for people.
+    pub(crate) fn new(format: Format, table: impl Fn(&[Row]) -> String + Send + 'static) -> Self {
+        *lock_measured() = Some(Measured { format, rows: Vec::new(), table: Box::new(table) });
+        Self { format, written: Ok(true) }
     }
 
     pub(crate) fn push(&mut self, mut row: Row) {
@@ -116,24 +149,21 @@ impl Rows {
             self.written =
                 serde_json::to_string(&row).map_err(Into::into).and_then(|json| write(&(json + "\n")));
         }
-        self.rows.push(row);
+        lock_measured().iter_mut().for_each(|measured| measured.rows.push(row.clone()));
     }
 
-    /// Writes what has not been written yet; `draw` makes the file that `--plot` asks for, `table` is for people.
+    /// Writes what has not been written yet; `draw` makes the file that `--plot` asks for.
     pub(crate) fn finish(
         self,
         plot: Option<&PathBuf>,
         draw: impl FnOnce(&[Row], &Path) -> anyhow::Result<()>,
-        table: impl FnOnce(&[Row]) -> String,
     ) -> anyhow::Result<()> {
-        match self.format {
-            Format::Json => self.written?,
-            Format::Csv => write(&csv(&self.rows)?)?,
-            Format::Table => write(&table(&self.rows))?,
-        };
+        self.written?;
+        let Some(measured) = lock_measured().take() else { return Ok(()) };
+        written(&measured)?;
         // Last: rows that took minutes are not lost with a file that cannot be written.
         if let Some(path) = plot {
-            draw(&self.rows, path).with_context(|| format!("--plot {}", path.display()))?;
+            draw(&measured.rows, path).with_context(|| format!("--plot {}", path.display()))?;
         }
         Ok(())
     }
@@ -167,6 +197,9 @@ pub(crate) fn plot_file(text: &str) -> Result<PathBuf, String> {
     if !folder.is_dir() {
         return Err(format!("there is no directory {}", folder.display()));
     }
+    let written = if path.exists() { &*path } else { folder };
+    rustix::fs::access(written, Access::WRITE_OK)
+        .map_err(|error| format!("{} cannot be written: {error}", written.display()))?;
     Ok(path)
 }
 

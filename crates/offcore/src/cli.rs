@@ -183,14 +183,16 @@ Ports:
   virtio-user:SOCKET[,queues=N,queue_size=N,server,packed,mrg=off,
         event_idx=off,offloads=off,mtu=N,mac=MAC,peer=USER]
   af_xdp:INTERFACE[,queues=N,first=N,mode=auto|zc|copy|skb,ring_size=N,
-        busy_poll=N,need_wakeup=off,promisc=off]
+        busy_poll=N,need_wakeup=off,promisc=off,force]
+                             force: also an interface that is in use
   af_packet:INTERFACE[,queues=N,fanout=hash|lb|cpu|rollover|rnd|qm,
         slots=N,promisc=off,qdisc_bypass]
   tap:NAME[,queues=N,offloads=off]
   dpdk:DEVICE[,queues=N,mtu=N,rx_desc=N,tx_desc=N,rss=off,
        rss=[ip,tcp,udp,sctp],promisc=off,args=[KEY=VALUE,...]]
                              DEVICE: a PCI address, or net_null0 and its like
-  pcap:IN[,OUT][,loop]       '-' or nothing for a file that is not wanted
+  pcap:IN[,OUT][,loop,overwrite]
+                             '-' or nothing for a file that is not wanted
   gen:[size=N,count=N,rate=N,flows=N,verify=N,queues=N]
   impair:[loss=P%,reorder=P%,duplicate=P%,corrupt=P%,delay=TIME,
          jitter=TIME,rate=N,seed=N,]PORT
@@ -215,8 +217,8 @@ Channels:
 Simulated devices:
   N[:profile=NAME|FILE,gen=spr|dsa2,seed=N,fault=...,lcore=N]
 
-Ctrl-C or SIGTERM stops it: what is in flight is finished, a last report
-follows. A second one ends it at once.";
+Ctrl-C, SIGTERM or SIGHUP stops it: what is in flight is finished, a last
+report follows. Another one ends it, two seconds after the first or later.";
 
 /// Command lines in tests.
 #[cfg(test)]

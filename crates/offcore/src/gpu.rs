@@ -48,8 +48,7 @@ fn run_pipelines(args: &PipelineArgs) -> Result<(), Failure> {
             working.devices = vec![offcore_gpu::devices::default().map_err(anyhow::Error::new)?];
         }
         if let Some(file) = &args.patterns {
-            let patterns =
-                Patterns::read(file).map_err(|error| Failure::Usage(format!("--patterns: {error}")))?;
+            let patterns = Patterns::read(file).map_err(|error| anyhow::anyhow!("--patterns: {error}"))?;
             working.patterns = Some(Arc::new(patterns));
         }
     }

@@ -29,7 +29,7 @@ use interfaces::Interfaces;
 pub(crate) fn run(args: &PktgenArgs) -> Result<(), Failure> {
     plan::check(args).map_err(Failure::Usage)?;
     let payload = plan::capture(args)?;
-    let interrupted = switch::stop_on_signals().context("handling SIGINT and SIGTERM")?;
+    let interrupted = switch::stop_on_signals().context("handling signals")?;
     args.run.eal.configure().map_err(Failure::Usage)?;
     let (pool, line) = args.run.pool.open().map_err(anyhow::Error::new)?;
     say(&line);

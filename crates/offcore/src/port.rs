@@ -44,7 +44,7 @@ pub(crate) fn run(command: &PortCommand) -> Result<(), Failure> {
     let PortCommand::List(args) = command;
     let interfaces =
         inventory::interfaces(&args.sysfs).map_err(|e| anyhow!("asking for the network interfaces: {e}"))?;
-    let devices = inventory::devices(&args.sysfs)
+    let devices = inventory::devices(&args.sysfs, &interfaces)
         .map_err(|e| anyhow!("PCI devices in '{}': {e}", args.sysfs.display()))?;
     let text = match args.format {
         Format::Table => tables(&interfaces, &devices),
@@ -82,6 +82,7 @@ fn of_interface(interface: &Interface) -> Value {
         "speed_mbit": interface.speed,
         "queues": channels,
         "addresses": interface.addresses,
+        "in_use": interface.uses,
         "xdp": interface.xdp.name(),
         "xdp_program": interface.program,
         "ports": interface.ports(),
@@ -106,6 +107,7 @@ fn of_device(device: &PciDevice) -> Value {
         "driver": device.driver,
         "numa_node": device.numa_node,
         "interfaces": device.interfaces,
+        "in_use": device.in_use,
         "dpdk": device.is_left_to_programs(),
         "ports": device.uses(),
         "notes": device.notes(),

@@ -91,19 +91,22 @@ pub(crate) enum Whose {
 /// Measures, predicts, and writes.
 pub(crate) fn run(args: &PredictArgs) -> Result<(), Failure> {
     let failed = |error: anyhow::Error| anyhow!("offcore predict: {}", told(&error));
-    let mut rows = Rows::new(args.bench.format);
+    let format = args.bench.format;
     match args.machine {
         Whose::Here => {
             let options = options(args).map_err(Failure::Usage)?;
+            let described = options.clone();
+            let mut rows = Rows::new(format, move |rows| here(rows, &described));
             predict::run(&options, &Progress::visible(), &mut |row| rows.push(row)).map_err(failed)?;
-            Ok(rows.finish(None, |_, _| Ok(()), |rows| here(rows, &options))?)
+            Ok(rows.finish(None, |_, _| Ok(()))?)
         }
         Whose::Guide => {
             of_this_machine(args).map_err(Failure::Usage)?;
+            let mut rows = Rows::new(format, |rows| GUIDES.iter().map(|g| guide(g, rows)).collect());
             for guide in GUIDES {
                 guide.rows().map_err(failed)?.into_iter().for_each(|row| rows.push(row));
             }
-            Ok(rows.finish(None, |_, _| Ok(()), |rows| GUIDES.iter().map(|g| guide(g, rows)).collect())?)
+            Ok(rows.finish(None, |_, _| Ok(()))?)
         }
     }
 }

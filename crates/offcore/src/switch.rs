@@ -1,6 +1,7 @@
 //! `offcore switch`: opens what the flags say, watches it run, and stops it cleanly.
 
 mod advice;
+mod claims;
 pub(crate) mod plan;
 pub(crate) mod ports;
 pub(crate) mod report;
@@ -18,7 +19,8 @@ use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 use offcore_stats::pace::Pace;
 use rustix::process::{Pid, getppid};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use crate::Failure;
 use crate::args::{Format, RunArgs, SwitchArgs};
@@ -27,6 +29,8 @@ use advice::Advice;
 use ports::Observed;
 use report::{Line, Measurement, StoppedBy};
 
+/// How long a stop takes at most before another signal may end it.
+const CLEANING: Duration = Duration::from_secs(2);
 /// How often the control thread looks at signals, links and the clock.
 const TICK: Duration = Duration::from_millis(20);
 /// The same while it measures packets.
@@ -78,7 +82,7 @@ pub(crate) struct Measured {
 
 /// Opens the ports, and runs a switch until something stops it.
 pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Result<(), Failure> {
-    let interrupted = stop_on_signals().context("handling SIGINT and SIGTERM")?;
+    let interrupted = stop_on_signals().context("handling signals")?;
     watching.run.eal.configure().map_err(Failure::Usage)?;
     let (pool, line) = watching.run.pool.open().map_err(anyhow::Error::new)?;
     say(&line);
@@ -102,15 +106,33 @@ pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Resul
     watch.finish(stopped_by)
 }
 
-/// A flag that SIGINT and SIGTERM set; the second of them ends the process.
+/// A flag that SIGINT, SIGTERM and SIGHUP set. Another one ends the process, once cleaning up has had its time.
 pub(crate) fn stop_on_signals() -> std::io::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // In this order, so that the first signal finds the flag unset.
-        signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&flag))?;
-        signal_hook::flag::register(signal, Arc::clone(&flag))?;
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    // Whoever had it ignored (nohup) wants a process that outlives its terminal.
+    if !ignores(SIGHUP) {
+        signals.add_signal(SIGHUP)?;
     }
+    let stop = Arc::clone(&flag);
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        let mut first = None;
+        for _ in signals.forever() {
+            stop.store(true, Ordering::Relaxed);
+            if first.get_or_insert_with(Instant::now).elapsed() > CLEANING {
+                signal_hook::low_level::exit(1);
+            }
+        }
+    })?;
     Ok(flag)
+}
+
+/// Whether this process was started with the signal ignored.
+fn ignores(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 /// What was said of a port last, and how often something may be: whoever is at its other end may have its state change all the time.
@@ -118,21 +140,31 @@ pub(crate) fn stop_on_signals() -> std::io::Result<Arc<AtomicBool>> {
 pub(crate) struct SaidStatus {
     status: String,
     lines: Pace,
+    has_failed: bool,
 }
 
 impl Default for SaidStatus {
     fn default() -> Self {
-        Self { status: String::new(), lines: Pace::new(Duration::from_secs(10), 32) }
+        Self { status: String::new(), has_failed: false, lines: Pace::new(Duration::from_secs(10), 32) }
     }
 }
 
-/// Says on stderr what has changed with those ports that have a link.
+/// Says on stderr what has changed with those ports that have a link, and which have failed.
 pub(crate) fn say_changes(
     ports: &[Box<dyn Port>],
     said: &mut [SaidStatus],
     has_link: impl Fn(usize) -> bool,
 ) {
-    for (index, (port, said)) in ports.iter().zip(said).enumerate().filter(|(index, _)| has_link(*index)) {
+    for (index, (port, said)) in ports.iter().zip(said).enumerate() {
+        if !said.has_failed
+            && let Some(why) = port.failure()
+        {
+            say(&format!("port{index} {}: {why}", port.name()));
+            said.has_failed = true;
+        }
+        if !has_link(index) {
+            continue;
+        }
         let status = port.status();
         if status != said.status && said.lines.allows(Instant::now()) {
             say(&format!("port{index} {}: {status}", port.name()));
@@ -142,11 +174,16 @@ pub(crate) fn say_changes(
 }
 
 /// Whether a run has ended as it should.
-pub(crate) fn ended(stopped_by: StoppedBy, unfinished: usize) -> anyhow::Result<()> {
-    match unfinished {
-        _ if stopped_by == StoppedBy::Worker => bail!("a worker ended by itself; what it said is above"),
-        0 => Ok(()),
-        _ => bail!("{unfinished} packets in flight were never completed"),
+pub(crate) fn ended(stopped_by: StoppedBy, unfinished: usize, ports: &[Box<dyn Port>]) -> anyhow::Result<()> {
+    if stopped_by == StoppedBy::Worker {
+        bail!("a worker ended by itself; what it said is above");
+    }
+    if unfinished > 0 {
+        bail!("{unfinished} packets in flight were never completed");
+    }
+    match ports.iter().find_map(|port| Some((port.name(), port.failure()?))) {
+        None => Ok(()),
+        Some((port, why)) => bail!("port '{port}': {why}"),
     }
 }
 
@@ -240,7 +277,7 @@ impl Watch<'_> {
             let report = self.last.report("final").map_err(anyhow::Error::new)?;
             self.print(&report, Some((stopped_by, unfinished)))?;
         }
-        Ok(ended(stopped_by, unfinished)?)
+        Ok(ended(stopped_by, unfinished, self.running.ports())?)
     }
 
     /// Writes a report to stdout; `false` when nobody reads it any more.

@@ -91,10 +91,6 @@ fn usage_errors_exit_2_and_name_the_flag() {
         (&["switch", "--port", "gen:", "--mode", "offload"], &["--mode offload", "--dma"]),
         (&["switch", "--port", "gen:", "--mode", "auto"], &["--mode auto", "--dma"]),
         (&["switch", "--port", "gen:", "--dsa-sim", "0:seed=x"], &["--dsa-sim", "seed=NUMBER"]),
-        (
-            &["switch", "--port", "vhost:/tmp/a", "--dma", "txq0@dsa-sim0:wq0.9", "--dsa-sim", "0"],
-            &["--dma", "wq0.9"],
-        ),
         (&["dsa", "explain", "zebra"], &["zebra"]),
         (&["bench", "dma", "--engine", "gpu"], &["--engine"]),
         (&["switch", "--port", "gen:", "--txpkts", "64"], &["--txpkts", "--forward"]),

@@ -184,7 +184,7 @@ fn packets_of_other_queues_go_to_the_kernel() {
     let core = one_core();
     let net = Net::new(core.number(), 2, 1500);
     net.switch.ip(&["address", "add", "10.77.0.9/24", "dev", "p0"]).unwrap();
-    let mut offcore = net.start_with(&["af_xdp:p0,first=1", "af_xdp:p1"], &[]);
+    let mut offcore = net.start_with(&["af_xdp:p0,first=1,force", "af_xdp:p1"], &[]);
     wait_for_status(&mut offcore, 0, "queue 1: copy mode");
     // The program passes on what comes to queue 0. Datagrams from many ports take one queue or the other, and the
     // kernel answers those that reach it: nobody listens there.

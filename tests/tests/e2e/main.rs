@@ -21,6 +21,7 @@ mod l2;
 #[path = "../../../crates/offcore-vhost/tests/control/migrating.rs"]
 #[allow(dead_code, reason = "its own tests use the rest")]
 mod migrating;
+mod no_harm;
 mod ours;
 #[path = "../../../crates/offcore-vhost/tests/control/peer.rs"]
 #[allow(dead_code, reason = "its own tests use the rest")]

@@ -8,6 +8,7 @@ use offcore_wire::ethernet;
 
 use super::config::{Run, SwitchConfig};
 use super::{Devices, bridging, copying, mirroring};
+use crate::engines::Engines;
 use crate::engines::dma_map::Half;
 use crate::error::{Field, SwitchError, check_lcores, too_long};
 use crate::forwarding::forward::Forward;
@@ -29,6 +30,9 @@ impl SwitchConfig {
         Field::Mirrors.check_ports(count, self.mirrors.iter().map(|mirror| mirror.port))?;
         Field::Mirrors.check_ports(ports, self.mirrors.iter().map(|mirror| mirror.to))?;
         Field::Dma.check_ports(ports, self.dma.entries.iter().filter_map(|entry| entry.port))?;
+        for name in self.dma.entries.iter().flat_map(|entry| &entry.channels) {
+            Engines::check_name(name).or_else(|error| Field::Dma.refuse(error))?;
+        }
         self.check_simulators()?;
         match &self.run {
             Run::Forward { eth_peers, .. } => Field::EthPeers.check_ports(count, eth_peers.keys().copied()),
@@ -39,7 +43,7 @@ impl SwitchConfig {
         }
     }
 
-    /// A simulated device is asked for once, and every one that a channel names is asked for.
+    /// Simulated devices are asked for once, and they are those that channels name.
     fn check_simulators(&self) -> Result<(), SwitchError> {
         let mut names = BTreeSet::new();
         if let Some(twice) = self.simulators.iter().find(|simulator| !names.insert(simulator.name())) {
@@ -49,8 +53,13 @@ impl SwitchConfig {
         let devices = self.dma.entries.iter().flat_map(|entry| &entry.channels).filter_map(|channel| {
             channel.split_once(':').map(|(device, _)| device).filter(|device| device.starts_with("dsa-sim"))
         });
-        match devices.into_iter().find(|device| !names.contains(*device)) {
-            Some(device) => Field::Simulators.refuse(format!("none is {device}, which a channel names")),
+        let devices: BTreeSet<&str> = devices.collect();
+        if let Some(device) = devices.iter().find(|device| !names.contains(**device)) {
+            return Field::Simulators.refuse(format!("none is {device}, which a channel names"));
+        }
+        match names.iter().find(|name| !devices.contains(name.as_str())) {
+            Some(name) => Field::Simulators
+                .refuse(format!("no channel names {name}: expected one in --dma, such as txq0@{name}:wq0.0")),
             None => Ok(()),
         }
     }
@@ -101,17 +110,25 @@ fn check_dma(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Result<(), Switc
         let makes_copies =
             |port: &dyn Port| (port.offloads() || stage) && usize::from(entry.queue) < queues(port);
         if !named.any(|port| ports.get(port).is_some_and(|port| makes_copies(&**port))) {
+            let which = format!(
+                "{}q{} of {}",
+                if entry.half == Half::Rx { "rx" } else { "tx" },
+                entry.queue,
+                entry.port.map_or("any port".into(), |port| format!("port {port}"))
+            );
+            let most = ports.iter().enumerate().filter(|(index, port)| {
+                (port.offloads() || stage) && entry.port.is_none_or(|port| port == *index)
+            });
+            if let Some(most) = most.map(|(_, port)| queues(&**port)).max() {
+                let last = most.saturating_sub(1);
+                return Field::Dma.refuse(format!("{which} is not there: expected a queue from 0 to {last}"));
+            }
             let expected = match config.run {
                 Run::Copy(_) => "a queue rxqN: the copy stage is behind it",
                 Run::Host(_) => "rxqN or txqN of a worker, counted from 0",
                 _ => "a queue of a vhost port, or rxqN with a copy stage behind it (forward mode copy)",
             };
-            return Field::Dma.refuse(format!(
-                "{}q{} of {}, where no copies are made: expected {expected}",
-                if entry.half == Half::Rx { "rx" } else { "tx" },
-                entry.queue,
-                entry.port.map_or("any port".into(), |port| format!("port {port}")),
-            ));
+            return Field::Dma.refuse(format!("{which}, where no copies are made: expected {expected}"));
         }
     }
     Ok(())

@@ -78,7 +78,7 @@ impl Session {
     ) -> Result<(Self, Vec<Halves>), Refusal> {
         let (index, name) = (device.index(), device.name());
         let mtu = device.mtu().map_err(|e| Refusal::System(format!("asking for the MTU of '{name}'"), e))?;
-        let frags = needs_frags(mtu, pool)?;
+        let frags = needs_frags(device.name(), mtu, pool)?;
         let settings = |copying| Settings {
             sizes: sizes(spec),
             copying,
@@ -88,7 +88,7 @@ impl Session {
             timeout,
         };
         let queues = u32::from(spec.first) + u32::from(spec.queues);
-        let load = || Program::load(queues, frags).map_err(|e| refused_program(e, mtu, pool));
+        let load = || Program::load(queues, frags).map_err(|e| refused_program(device.name(), e, mtu, pool));
         let attach = |place| Ok(Attachment::new(load()?, index, place));
         let (place, copying) = match spec.mode {
             XdpMode::Auto => (Place::Driver, Copying::Avoid),
@@ -174,21 +174,22 @@ pub(super) fn longest_frame(mtu: usize) -> usize {
 }
 
 /// Whether frames of this MTU need several packet buffers.
-fn needs_frags(mtu: usize, pool: &Pool) -> Result<bool, Refusal> {
+fn needs_frags(interface: &str, mtu: usize, pool: &Pool) -> Result<bool, Refusal> {
     let (longest, room) = (longest_frame(mtu), pool.data_room());
     if longest > room * MAX_BUFFERS {
         return Err(Refusal::Reason(format!(
             "MTU {mtu} means frames of {longest} bytes, expected at most {MAX_BUFFERS} packet buffers of {room}: {}",
-            remedy(mtu, pool)
+            remedy(interface, mtu, pool)
         )));
     }
     Ok(longest > room)
 }
 
 /// How frames of `mtu` can be made to fit.
-fn remedy(mtu: usize, pool: &Pool) -> String {
+fn remedy(interface: &str, mtu: usize, pool: &Pool) -> String {
     let room = |chunk| chunk - (pool.chunk_size() - pool.data_room());
-    let lower = format!("lower the MTU to {} (ip link set dev … mtu N)", pool.data_room() - longest_frame(0));
+    let lower =
+        format!("lower the MTU to {} (ip link set {interface} mtu N)", pool.data_room() - longest_frame(0));
     if longest_frame(mtu) <= room(LARGEST_CHUNK) {
         format!("--mbuf-size {LARGEST_CHUNK}, or {lower}")
     } else {
@@ -204,13 +205,13 @@ fn may_be_generic(refused: &io::Error) -> bool {
     !refused.raw_os_error().is_some_and(|code| not.contains(&code))
 }
 
-fn refused_program(error: io::Error, mtu: usize, pool: &Pool) -> Refusal {
+fn refused_program(interface: &str, error: io::Error, mtu: usize, pool: &Pool) -> Refusal {
     let advice = match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => format!(": {PRIVILEGES}"),
         Some(libc::ENOSYS) => ": this kernel has no bpf(2)".into(),
         Some(libc::EINVAL) if longest_frame(mtu) > pool.data_room() => format!(
             ": this kernel has no XDP for frames of several packet buffers, which MTU {mtu} needs: {}",
-            remedy(mtu, pool)
+            remedy(interface, mtu, pool)
         ),
         _ => String::new(),
     };
@@ -282,7 +283,7 @@ fn refused_socket(
             let mtu = device.mtu().unwrap_or_default();
             format!(
                 "this kernel has no XDP sockets for frames of several packet buffers, which MTU {mtu} needs: {}",
-                remedy(mtu, pool)
+                remedy(device.name(), mtu, pool)
             )
         }
         (Step::Bind, _) => format!("binding to queue {queue} of interface '{name}'"),

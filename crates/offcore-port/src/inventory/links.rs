@@ -14,7 +14,18 @@ const GETADDR: u16 = 22;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 
+/// Bytes of a `struct rtmsg`.
+const RTMSG: usize = 12;
+const GETROUTE: u16 = 26;
+const RTN_UNICAST: u8 = 1;
+const RTA_DST: u16 = 1;
+const RTA_OIF: u16 = 4;
+const RTA_MULTIPATH: u16 = 9;
+/// Bytes of a `struct rtnexthop`.
+const RTNEXTHOP: usize = 8;
+
 const IFLA_IFNAME: u16 = 3;
+const IFLA_MASTER: u16 = 10;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_PROG_ID: u16 = 4;
 
@@ -39,6 +50,8 @@ pub(super) struct Listed {
     pub(super) name: String,
     /// The XDP program that is attached.
     pub(super) program: Option<u32>,
+    /// The number of the bridge or bond that it is a part of.
+    pub(super) master: Option<u32>,
 }
 
 fn narrow(value: &[u8]) -> Option<u32> {
@@ -58,6 +71,7 @@ pub(super) fn list() -> io::Result<Vec<Listed>> {
             index: fixed.get(4..8).and_then(narrow)?,
             name,
             program: program.filter(|&id| id != 0),
+            master: attributes.find(IFLA_MASTER).and_then(narrow),
         })
     });
     Ok(listed.collect())
@@ -81,6 +95,36 @@ pub(super) fn addresses() -> io::Result<HashMap<u32, Vec<String>>> {
         all.entry(index).or_default().push(format!("{address}/{}", fixed[1]));
     }
     Ok(all)
+}
+
+/// Interfaces with routes, and whether one of these is a default route. What the kernel makes for each interface does not count: those of
+/// its own addresses, of link-local ones and of multicast.
+pub(super) fn routes() -> io::Result<HashMap<u32, bool>> {
+    let mut all: HashMap<u32, bool> = HashMap::new();
+    for answer in Netlink::route()?.dump(GETROUTE, &[0; RTMSG])? {
+        let Some((fixed, attributes)) = answer.parts(RTMSG) else { continue };
+        let link_local = |dst: &[u8]| matches!(dst, [0xfe, 0x80, ..] | [0xff, ..]) && dst.len() == 16;
+        if fixed[7] != RTN_UNICAST || attributes.find(RTA_DST).is_some_and(link_local) {
+            continue;
+        }
+        let one = attributes.find(RTA_OIF).and_then(narrow);
+        let several = attributes.find(RTA_MULTIPATH).map(next_hops).unwrap_or_default();
+        for index in one.into_iter().chain(several) {
+            *all.entry(index).or_default() |= fixed[1] == 0;
+        }
+    }
+    Ok(all)
+}
+
+/// The interfaces of a list of `struct rtnexthop`.
+fn next_hops(mut list: &[u8]) -> Vec<u32> {
+    let mut interfaces = Vec::new();
+    while let Some(hop) = list.get(..RTNEXTHOP) {
+        interfaces.extend(narrow(&hop[4..]));
+        let len = usize::from(u16::from_ne_bytes([hop[0], hop[1]])).max(RTNEXTHOP);
+        list = list.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    interfaces
 }
 
 /// Says of an interface by its number what its driver does for XDP; `None` when the kernel does not tell.

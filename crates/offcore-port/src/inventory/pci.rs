@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use super::Interface;
+
 /// Drivers that leave a device to a program, such as one with DPDK.
 const LEFT_TO_PROGRAMS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 /// Drivers that share a device with DPDK.
@@ -30,6 +32,8 @@ pub struct PciDevice {
     /// The NUMA node that it is next to, if any.
     pub numa_node: Option<u32>,
     pub interfaces: Vec<String>,
+    /// Those of the interfaces that the kernel's stack uses, and for what.
+    pub in_use: Vec<String>,
     /// Whether an IOMMU stands before it, as vfio-pci wants it.
     pub has_iommu: bool,
 }
@@ -66,7 +70,12 @@ impl PciDevice {
             }
             _ => {}
         }
-        if self.uses().is_empty() {
+        if !self.in_use.is_empty() {
+            notes.push(format!(
+                "is in use ({}): with a driver for DPDK the kernel's stack would lose it",
+                self.in_use.join("; ")
+            ));
+        } else if self.uses().is_empty() {
             notes.push(format!("for DPDK: dpdk-devbind.py --bind vfio-pci {address}"));
         }
         if !self.has_iommu && self.driver.as_deref().is_none_or(|driver| driver == "vfio-pci") {
@@ -78,11 +87,12 @@ impl PciDevice {
     }
 }
 
-/// The devices in `sysfs`, which is /sys or a tree like it, by address. A machine without PCI has none.
+/// The devices in `sysfs`, which is /sys or a tree like it, by address. A machine without PCI has none. Which are in use, `interfaces`
+/// say.
 ///
 /// # Errors
 /// When the list is there and cannot be read.
-pub fn devices(sysfs: &Path) -> io::Result<Vec<PciDevice>> {
+pub fn devices(sysfs: &Path, interfaces: &[Interface]) -> io::Result<Vec<PciDevice>> {
     let entries = match fs::read_dir(sysfs.join("bus/pci/devices")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
         entries => entries?,
@@ -92,6 +102,11 @@ pub fn devices(sysfs: &Path) -> io::Result<Vec<PciDevice>> {
         let entry = entry?;
         let address = entry.file_name().to_string_lossy().into_owned();
         all.extend(read(&entry.path(), address));
+    }
+    for device in &mut all {
+        let own = interfaces.iter().filter(|interface| device.interfaces.contains(&interface.name));
+        let used = own.filter(|interface| !interface.uses.is_empty());
+        device.in_use = used.map(|one| format!("{}: {}", one.name, one.uses.join(", "))).collect();
     }
     all.sort_by(|a, b| a.address.cmp(&b.address));
     Ok(all)
@@ -109,12 +124,15 @@ fn read(at: &Path, address: String) -> Option<PciDevice> {
         (0x0880, 0x8086) => PciKind::Dma,
         _ => return None,
     };
-    let names = |entries: fs::ReadDir| {
-        let mut names: Vec<_> =
-            entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-        names.sort();
-        names
+    let names = |at: &Path| -> Vec<String> {
+        let entries = fs::read_dir(at).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     };
+    // A virtio device stands between a PCI device and its interface.
+    let between = names(at).into_iter().filter(|name| name.starts_with("virtio"));
+    let mut interfaces: Vec<_> = between.flat_map(|virtio| names(&at.join(virtio).join("net"))).collect();
+    interfaces.extend(names(&at.join("net")));
+    interfaces.sort();
     Some(PciDevice {
         address,
         kind,
@@ -124,7 +142,8 @@ fn read(at: &Path, address: String) -> Option<PciDevice> {
             .ok()
             .and_then(|link| Some(link.file_name()?.to_string_lossy().into_owned())),
         numa_node: numa_node(at),
-        interfaces: fs::read_dir(at.join("net")).map(names).unwrap_or_default(),
+        interfaces,
+        in_use: vec![],
         has_iommu: at.join("iommu_group").exists(),
     })
 }
@@ -182,7 +201,7 @@ mod tests {
         tree.device("0000:6a:01.0", "0x088000", "0x8086", Some("idxd"));
         tree.device("0000:6a:02.0", "0x088000", "0x8086", None);
         tree.device("0000:00:1f.0", "0x060100", "0x8086", None);
-        let all = devices(&tree.0).unwrap();
+        let all = devices(&tree.0, &[]).unwrap();
         let uses: Vec<_> =
             all.iter().map(|device| (device.address.as_str(), device.uses().join(" "))).collect();
         assert_eq!(
@@ -202,15 +221,26 @@ mod tests {
     }
 
     #[test]
+    fn devices_in_use_are_left_alone() {
+        let tree = Tree::new("used");
+        let nic = tree.device("0000:00:03.0", "0x020000", "0x1af4", Some("virtio-pci"));
+        fs::create_dir_all(nic.join("virtio0/net/lo")).unwrap();
+        let all = devices(&tree.0, &super::super::interfaces(&tree.0).unwrap()).unwrap();
+        assert_eq!(all[0].interfaces, ["lo"]);
+        let bind = all[0].notes().iter().any(|note| note.contains("--bind"));
+        assert_eq!(bind, all[0].in_use.is_empty(), "{:?}", all[0].notes());
+    }
+
+    #[test]
     fn damaged_entries_are_left_out() {
         let tree = Tree::new("damaged");
         let at = tree.device("0000:01:00.0", "0x020000", "0x8086", None);
         fs::write(at.join("class"), "what?").unwrap();
         let at = tree.device("0000:02:00.0", "0x020000", "0x8086", None);
         fs::write(at.join("numa_node"), "-1\n").unwrap();
-        let all = devices(&tree.0).unwrap();
+        let all = devices(&tree.0, &[]).unwrap();
         assert_eq!(all.len(), 1);
         assert_eq!((all[0].address.as_str(), all[0].numa_node), ("0000:02:00.0", None));
-        assert_eq!(devices(Path::new("/nonexistent")).unwrap(), []);
+        assert_eq!(devices(Path::new("/nonexistent"), &[]).unwrap(), []);
     }
 }

@@ -27,6 +27,8 @@ pub struct AfXdpSpec {
     pub need_wakeup: bool,
     /// The interface receives packets for any address.
     pub promiscuous: bool,
+    /// Also an interface that the kernel's stack uses.
+    pub force: bool,
 }
 
 named! {
@@ -46,7 +48,7 @@ named! {
 impl AfXdpSpec {
     pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
         let (name, options) = first(fields, "the interface's name, as in af_xdp:eth0")?;
-        let known = ["queues", "first", "mode", "ring_size", "busy_poll", "need_wakeup", "promisc"];
+        let known = ["queues", "first", "mode", "ring_size", "busy_poll", "need_wakeup", "promisc", "force"];
         let options = Options::parse(options, &known)?;
         let mode = match options.find("mode") {
             None => XdpMode::Auto,
@@ -68,6 +70,7 @@ impl AfXdpSpec {
             busy_poll: options.optional_number("busy_poll", 1..=65535)?.map(narrow),
             need_wakeup: options.switch("need_wakeup", true)?,
             promiscuous: options.switch("promisc", true)?,
+            force: options.switch("force", false)?,
         })
     }
 }
@@ -83,6 +86,7 @@ impl fmt::Display for AfXdpSpec {
             write!(f, ",busy_poll={budget}")?;
         }
         f.write_str(flag(!self.need_wakeup, ",need_wakeup=off"))?;
-        f.write_str(flag(!self.promiscuous, ",promisc=off"))
+        f.write_str(flag(!self.promiscuous, ",promisc=off"))?;
+        f.write_str(flag(self.force, ",force"))
     }
 }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use super::{Options, flag};
 
+const KEYS: [&str; 2] = ["loop", "overwrite"];
+
 /// `pcap:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PcapSpec {
@@ -13,21 +15,24 @@ pub struct PcapSpec {
     pub output: Option<PathBuf>,
     /// Begin the input again when it ends.
     pub repeat: bool,
+    /// Replace an output that exists.
+    pub overwrite: bool,
 }
 
 impl PcapSpec {
     pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
         let file = |field: &str| (!matches!(field, "" | "-")).then(|| PathBuf::from(field));
-        // The second field is the output, unless it is the flag: a file of that name is written `./loop`.
+        // The second field is the output, unless it is an option: a file of that name is written `./loop`.
         let (files, options) = match fields {
-            [_, second, ..] if *second != "loop" => fields.split_at(2),
+            [_, second, ..] if !KEYS.contains(second) => fields.split_at(2),
             _ => fields.split_at(1.min(fields.len())),
         };
-        let options = Options::parse(options, &["loop"])?;
+        let options = Options::parse(options, &KEYS)?;
         let spec = Self {
             input: files.first().and_then(|field| file(field)),
             output: files.get(1).and_then(|field| file(field)),
             repeat: options.switch("loop", false)?,
+            overwrite: options.switch("overwrite", false)?,
         };
         match &spec {
             Self { input: None, output: None, .. } => {
@@ -35,6 +40,9 @@ impl PcapSpec {
             }
             Self { input: None, repeat: true, .. } => {
                 Err("'loop' is given without an input, expected pcap:IN,OUT,loop".into())
+            }
+            Self { output: None, overwrite: true, .. } => {
+                Err("'overwrite' is given without an output, expected pcap:IN,OUT,overwrite".into())
             }
             Self { input, output, .. } if input == output => {
                 Err("input and output are the same file, expected two different ones".into())
@@ -50,6 +58,8 @@ impl fmt::Display for PcapSpec {
             None => "-".to_string(),
             Some(path) => path.display().to_string(),
         };
-        write!(f, "pcap:{},{}{}", name(&self.input), name(&self.output), flag(self.repeat, ",loop"))
+        write!(f, "pcap:{},{}", name(&self.input), name(&self.output))?;
+        f.write_str(flag(self.repeat, ",loop"))?;
+        f.write_str(flag(self.overwrite, ",overwrite"))
     }
 }

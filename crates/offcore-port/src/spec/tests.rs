@@ -114,7 +114,8 @@ fn every_key() {
 #[test]
 fn capture_files() {
     let pcap = |input: Option<&str>, output: Option<&str>, repeat| {
-        PortSpec::Pcap(PcapSpec { input: input.map(Into::into), output: output.map(Into::into), repeat })
+        let (input, output) = (input.map(Into::into), output.map(Into::into));
+        PortSpec::Pcap(PcapSpec { input, output, repeat, overwrite: false })
     };
     assert_eq!(parse("pcap:in.pcap,out.pcap"), pcap(Some("in.pcap"), Some("out.pcap"), false));
     assert_eq!(parse("pcap:in.pcap,out.pcap,loop"), pcap(Some("in.pcap"), Some("out.pcap"), true));
@@ -122,6 +123,7 @@ fn capture_files() {
     assert_eq!(parse("pcap:in.pcap,-,loop"), pcap(Some("in.pcap"), None, true));
     assert_eq!(parse("pcap:in.pcap"), pcap(Some("in.pcap"), None, false));
     assert_eq!(parse("pcap:,out.pcap"), pcap(None, Some("out.pcap"), false));
+    assert!(matches!(parse("pcap:-,out.pcap,overwrite"), PortSpec::Pcap(PcapSpec { overwrite: true, .. })));
     assert_eq!(parse("pcap:-,./loop"), pcap(None, Some("./loop"), false));
 }
 
@@ -136,9 +138,11 @@ fn every_key_of_an_interface_by_xdp_sockets() {
         busy_poll: None,
         need_wakeup: true,
         promiscuous: true,
+        force: false,
     };
     assert_eq!(parse("af_xdp:eth0"), PortSpec::AfXdp(plain.clone()));
-    let text = "af_xdp:eth0,queues=4,first=2,mode=zc,ring_size=512,busy_poll=64,need_wakeup=off,promisc=off";
+    let text =
+        "af_xdp:eth0,queues=4,first=2,mode=zc,ring_size=512,busy_poll=64,need_wakeup=off,promisc=off,force";
     let spec = AfXdpSpec {
         queues: 4,
         first: 2,
@@ -147,6 +151,7 @@ fn every_key_of_an_interface_by_xdp_sockets() {
         busy_poll: Some(64),
         need_wakeup: false,
         promiscuous: false,
+        force: true,
         ..plain
     };
     assert_eq!(parse(text), PortSpec::AfXdp(spec));
@@ -294,7 +299,8 @@ fn errors_name_what_was_found_and_expected() {
         ("pcap:-,-", "names no file"),
         ("pcap:-,b,loop", "'loop' is given without an input"),
         ("pcap:a,a", "the same file"),
-        ("pcap:a,b,c", "key 'c' is not known, expected loop"),
+        ("pcap:a,b,c", "key 'c' is not known, expected loop, overwrite"),
+        ("pcap:a,overwrite", "'overwrite' is given without an output"),
         ("gen:64", "key '64' is not known, expected size"),
         ("gen:size=63", "size=63: expected a number from 64 to 65553"),
         ("gen:size=+64", "size=+64: expected a number"),

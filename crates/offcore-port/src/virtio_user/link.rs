@@ -130,6 +130,7 @@ impl Shared {
     fn keep_connected(&self, told: &SyncSender<Result<(), FrontEndError>>) {
         let (base, len) = self.pool.memory();
         let memory = [MemoryFd { fd: self.pool.fd(), address: base.as_ptr() as u64, len: len as u64 }];
+        let mut denied = false;
         while !self.is_closing() {
             let connected =
                 FrontEnd::connect(&self.config, &memory).and_then(|front_end| self.start(front_end));
@@ -141,7 +142,9 @@ impl Shared {
                 }
                 Err(error) => {
                     let why = error.to_string();
-                    if is_lasting(&error) {
+                    // A back end that begins gives its socket away a moment after it has made it.
+                    let again = std::mem::replace(&mut denied, is_denied(&error));
+                    if is_lasting(&error) || denied && again {
                         let _ = told.try_send(Err(error));
                     }
                     why
@@ -217,6 +220,11 @@ impl Shared {
             self.sleep(WATCH);
         }
     }
+}
+
+/// Whether this user may not connect.
+fn is_denied(error: &FrontEndError) -> bool {
+    matches!(error, FrontEndError::NoBackEnd { source } if source.is_denied())
 }
 
 /// Whether an attempt that failed like this would fail again.

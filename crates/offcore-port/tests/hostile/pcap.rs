@@ -187,7 +187,7 @@ fn open<T>(file: &[u8], repeat: bool, then: impl FnOnce(PcapPort) -> T) -> Optio
     let fd = rustix::fs::memfd_create("capture", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     std::fs::File::from(fd.try_clone().unwrap()).write_all(file).unwrap();
     let input = Some(format!("/proc/self/fd/{}", fd.as_raw_fd()).into());
-    match PcapPort::open(&PcapSpec { input, output: None, repeat }) {
+    match PcapPort::open(&PcapSpec { input, output: None, repeat, overwrite: false }) {
         Ok(port) => Some(then(port)),
         Err(error) => {
             assert!(!error.to_string().is_empty());

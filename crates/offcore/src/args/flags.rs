@@ -44,6 +44,7 @@ pub(crate) fn by_flag(error: SwitchError) -> String {
         SwitchError::Config { field, text } => format!("{}: {text}", flag(field)),
         SwitchError::Port(PortError::Syntax { .. }) => format!("--port: {error}"),
         SwitchError::Lcore(LcoreError::Unavailable { .. }) => format!("--lcores: {error}"),
+        SwitchError::Channel(_) => format!("--dma: {error}"),
         SwitchError::Device(_) => format!("--device: {error}"),
         error => error.to_string(),
     }

@@ -92,11 +92,11 @@ pub(crate) enum Peer {
 pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
     let cases = cases(args).map_err(Failure::Usage)?;
     let options = options(args).map_err(Failure::Usage)?;
-    let mut rows = Rows::new(args.cells.bench.format);
+    let mut rows = Rows::new(args.cells.bench.format, table);
     for case in cases {
         measure(case, args, &options, &mut |row| rows.push(row))?;
     }
-    Ok(rows.finish(args.cells.plot.as_ref(), plot::packet_copy, table)?)
+    Ok(rows.finish(args.cells.plot.as_ref(), plot::packet_copy)?)
 }
 
 /// The cases to measure; those that the other flags need are there, or it is said what is missing.

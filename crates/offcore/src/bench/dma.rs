@@ -89,7 +89,7 @@ fn sharing() -> impl TypedValueParser<Value = Sharing> {
 }
 
 pub(crate) fn run(args: &DmaArgs) -> Result<(), Failure> {
-    let mut rows = Rows::new(args.bench.format);
+    let mut rows = Rows::new(args.bench.format, table);
     let mut emit = |row: Row| rows.push(row);
     let measured = if args.sharings.is_empty() {
         let options = options(args).map_err(Failure::Usage)?;
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &DmaArgs) -> Result<(), Failure> {
         sharing::run(&options, &Progress::visible(), &mut emit)
     };
     measured?;
-    Ok(rows.finish(None, |_, _| Ok(()), table)?)
+    Ok(rows.finish(None, |_, _| Ok(()))?)
 }
 
 fn options(args: &DmaArgs) -> Result<Options, String> {

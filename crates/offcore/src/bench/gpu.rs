@@ -115,13 +115,13 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
         say(&line);
     }
     let options = options(args, device.name()).map_err(Failure::Usage)?;
-    let mut rows = Rows::new(args.bench.format);
+    let mut rows = Rows::new(args.bench.format, table);
     let Outcome { notes, failures } =
         gpu::run(&options, device, &Progress::visible(), &mut |row| rows.push(row))?;
     notes.iter().for_each(|note| say(note));
     // What was not measured cannot be drawn.
     let plot = if failures.is_empty() { args.plot.as_ref() } else { None };
-    rows.finish(plot, plot::draw, table)?;
+    rows.finish(plot, plot::draw)?;
     match failures.len() {
         0 => Ok(()),
         count => Err(anyhow!("{count} of them failed:\n  {}", failures.join("\n  ")).into()),

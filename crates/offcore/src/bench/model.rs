@@ -42,9 +42,9 @@ pub(crate) struct ModelArgs {
 /// # Errors
 /// [`Failure::Failed`] when the simulator fails, not when a figure is missed.
 pub(crate) fn run(args: &ModelArgs) -> Result<(), Failure> {
-    let mut rows = Rows::new(args.format);
+    let mut rows = Rows::new(args.format, table);
     model::run(&Progress::visible(), &mut |row| rows.push(row))?;
-    Ok(rows.finish(args.plot.as_ref(), plot::errors, table)?)
+    Ok(rows.finish(args.plot.as_ref(), plot::errors)?)
 }
 
 fn table(rows: &[Row]) -> String {

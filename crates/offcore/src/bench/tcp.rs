@@ -134,10 +134,10 @@ pub(crate) enum Checksum {
 
 pub(crate) fn run(args: &TcpBenchArgs) -> Result<(), Failure> {
     let measured = cases(args).map_err(Failure::Usage)?;
-    let mut rows = Rows::new(args.bench.format);
+    let mut rows = Rows::new(args.bench.format, table);
     let run = measured.into_iter().try_for_each(|(case, options)| measure(args, case, options, &mut rows));
     // What was measured before something went wrong is told.
-    rows.finish(None, |_, _| Ok(()), table)?;
+    rows.finish(None, |_, _| Ok(()))?;
     Ok(run?)
 }
 

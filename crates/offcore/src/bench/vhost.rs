@@ -148,12 +148,12 @@ pub(crate) enum Peer {
 pub(crate) fn run(args: &VhostArgs) -> Result<(), Failure> {
     let options = options(args).map_err(Failure::Usage)?;
     let cases = cases(args).map_err(Failure::Usage)?;
-    let mut rows = Rows::new(args.cells.bench.format);
+    let mut rows = Rows::new(args.cells.bench.format, table);
     for case in cases {
         measure(case, args, &options, &mut |row| rows.push(row))?;
     }
     let drawn = if args.cases.contains(&Case::WorkNs) { plot::work_sweep } else { plot::core_cost };
-    Ok(rows.finish(args.cells.plot.as_ref(), drawn, table)?)
+    Ok(rows.finish(args.cells.plot.as_ref(), drawn)?)
 }
 
 /// The cases to measure; those that the other flags need are there, or it is said what is missing.

@@ -11,6 +11,7 @@ use offcore_flow::pktgen::sizes::Sizes;
 use offcore_wire::MacAddr;
 
 use crate::args::{PortArgs, RunArgs, interval, number, within};
+use crate::bench::plot_file;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -210,7 +211,7 @@ pub(crate) struct PktgenArgs {
     pub frame: Vec<usize>,
 
     /// Draw the throughputs
-    #[arg(long, value_name = "FILE.svg", requires = "rfc2544")]
+    #[arg(long, value_name = "FILE.svg", requires = "rfc2544", value_parser = plot_file)]
     pub plot: Option<PathBuf>,
 }
 

@@ -240,7 +240,7 @@ impl Watch<'_> {
             let (stopped_by, unfinished) = (Some(stopped_by), Some(unfinished));
             self.print(&Line { report: &report, interfaces: &interfaces, stopped_by, unfinished })?;
         }
-        Ok(ended(stopped_by, unfinished)?)
+        Ok(ended(stopped_by, unfinished, self.running.ports())?)
     }
 
     fn print(&self, line: &Line<'_>) -> anyhow::Result<bool> {

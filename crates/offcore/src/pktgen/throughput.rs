@@ -212,7 +212,7 @@ pub(super) fn run(
         throughput_plot::draw(&points, path)?;
         say(&format!("drawn: {}", path.display()));
     }
-    Ok(ended(StoppedBy::Count, unfinished)?)
+    Ok(ended(StoppedBy::Count, unfinished, running.ports())?)
 }
 
 /// Writes an object, where that is the format.

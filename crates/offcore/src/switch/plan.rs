@@ -7,7 +7,7 @@ use offcore_dma::Mode;
 use offcore_flow::bridge::BridgeConfig;
 use offcore_flow::mirror::Mirror;
 use offcore_flow::switch::{Copying, EthPeers, Run};
-use offcore_flow::{DmaMap, Forward, Simulator, SwitchConfig};
+use offcore_flow::{DmaMap, Forward, Simulator, SwitchConfig, Topology};
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 
@@ -48,7 +48,7 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
     }
     let bridge = bridge(args)?;
     let frame = args.txpkts.unwrap_or(FRAME);
-    let topology = args.port_topology;
+    let topology = args.port_topology.unwrap_or(Topology::Paired);
     let forward = |mode, eth_peers| Run::Forward { mode, topology, eth_peers };
     let run = match args.forward {
         ForwardArg::Io => forward(Forward::Io, eth_peers),
@@ -151,7 +151,9 @@ pub(crate) fn check_twice(ports: &[PortSpec]) -> Result<(), String> {
     let made = |port: &PortSpec| match port.bare() {
         PortSpec::Vhost(vhost) if !vhost.client => Some(("listens at", vhost.path.clone())),
         PortSpec::VirtioUser(virtio) if virtio.server => Some(("listens at", virtio.path.clone())),
-        PortSpec::Tap(tap) => Some(("is", PathBuf::from(&tap.name))),
+        PortSpec::Tap(tap) => Some(("has interface", PathBuf::from(&tap.name))),
+        PortSpec::AfPacket(spec) => Some(("has interface", PathBuf::from(&spec.name))),
+        PortSpec::AfXdp(spec) => Some(("has interface", PathBuf::from(&spec.name))),
         PortSpec::Pcap(pcap) => pcap.output.clone().map(|path| ("writes", path)),
         _ => None,
     };
@@ -197,6 +199,9 @@ fn check_forward(args: &SwitchArgs) -> Result<(), String> {
         return Err(format!(
             "--mac-updating and --no-mac-updating are for --forward copy, found --forward {forward}"
         ));
+    }
+    if args.port_topology.is_some() && forward == ForwardArg::L2 {
+        return Err("--port-topology is for modes that send from port to port, found --forward l2: it learns who is where".into());
     }
     if args.work_ns.is_some() && forward == ForwardArg::Txonly {
         return Err("--work-ns is work per received packet, and --forward txonly receives none".into());
@@ -309,6 +314,8 @@ mod tests {
         for (flags, words) in [
             ("--port gen: --mode offload", &["--mode offload", "--dma"][..]),
             ("--port gen: --mode auto", &["--mode auto", "--dma"]),
+            ("--port gen: --dsa-sim 0", &["--dsa-sim: no channel names dsa-sim0", "txq0@dsa-sim0:wq0.0"]),
+            ("--port gen: --dma txq0@foo:1", &["--dma: channel 'foo:1'", "expected cpu, core:N"]),
             ("--port gen: --dsa-sim 0 --dsa-sim 0:seed=1", &["--dsa-sim", "dsa-sim0 twice"]),
             ("--port vhost:/a --dma txq0@dsa-sim1:wq1.0 --dsa-sim 0", &["--dsa-sim: none is dsa-sim1"]),
             ("--port gen: --txpkts 64", &["--txpkts", "--forward io"]),
@@ -340,7 +347,11 @@ mod tests {
             ),
             ("--port gen: --mirror 1=pcap:-,m", &["--mirror: port 1", "one port"]),
             ("--port gen: --mirror 0=pcap:-,m --mirror 0=pcap:-,m", &["--mirror 0=", "twice"]),
-            ("--port tap:t --mirror 0=tap:t", &["--port tap:t and", "each is t"]),
+            ("--port tap:t --mirror 0=tap:t", &["--port tap:t and", "each has interface t"]),
+            (
+                "--port gen: --port gen: --forward l2 --port-topology loop",
+                &["--port-topology", "--forward l2"],
+            ),
             ("--port gen: --max-latency 20", &["--max-latency", "--mode auto"]),
             ("--port gen: --forward txonly --work-ns 5", &["--work-ns", "--forward txonly"]),
             ("--port gen: --until-idle", &["--until-idle", "--port gen:", "count=N"]),

@@ -5,18 +5,21 @@ use offcore_port::af_packet::AfPacketPort;
 use offcore_port::af_xdp::AfXdpPort;
 use offcore_port::generator::{GenCounters, GenPort};
 use offcore_port::impair::ImpairPort;
+use offcore_port::netdev::NetDev;
 use offcore_port::pcap::PcapPort;
-use offcore_port::spec::{DpdkSpec, PortSpec, VhostSpec};
+use offcore_port::spec::{AfPacketSpec, DpdkSpec, PortSpec, VhostSpec};
 use offcore_port::tap::TapPort;
 use offcore_port::vhost::VhostPort;
 use offcore_port::virtio_user::VirtioUserPort;
-use offcore_port::{Port, PortError, address};
+use offcore_port::{Port, PortError, address, inventory};
 use offcore_vhost::backend::BackendConfig;
 use offcore_vhost::connection::{Role, SocketAccess};
 use offcore_vhost::features;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::switch::report::PortLine;
+use super::claims;
+use super::report::PortLine;
+use crate::output::say;
 
 /// The counters of the generators among the ports, and which ports have a link whose state changes.
 #[derive(Debug)]
@@ -25,7 +28,7 @@ pub(crate) struct Observed {
     links: Vec<bool>,
 }
 
-/// Opens the ports in order. Packets are in `memory`, if it is given, and in the pool otherwise.
+/// Opens the ports in order, if no two of them want the same. Packets are in `memory`, if it is given, and in the pool otherwise.
 ///
 /// # Errors
 /// The first that cannot be opened; those before it are closed again.
@@ -34,6 +37,7 @@ pub(crate) fn open(
     pool: &'static Pool,
     memory: Option<&DeviceMemory>,
 ) -> Result<(Vec<Box<dyn Port>>, Observed), PortError> {
+    claims::check(specs)?;
     raise_descriptors();
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let mut needed = OTHERS;
@@ -90,7 +94,7 @@ fn open_one(
             let (inner, generator) = open_one(&spec.port, pool, memory)?;
             return Ok((Box::new(ImpairPort::new(spec, inner, pool)), generator));
         }
-        PortSpec::AfPacket(spec) => (Box::new(AfPacketPort::open(spec, pool)?), None),
+        PortSpec::AfPacket(spec) => (af_packet(spec, pool)?, None),
         PortSpec::AfXdp(spec) => (Box::new(AfXdpPort::open(spec, pool)?), None),
         PortSpec::Dpdk(spec) => (dpdk(spec, pool, memory)?, None),
         PortSpec::Pcap(spec) => (Box::new(PcapPort::open(spec)?), None),
@@ -103,6 +107,17 @@ fn open_one(
     })
 }
 
+fn af_packet(spec: &AfPacketSpec, pool: &'static Pool) -> Result<Box<dyn Port>, PortError> {
+    let port = AfPacketPort::open(spec, pool)?;
+    let uses = NetDev::open(&spec.name).and_then(|device| inventory::uses(device.index()));
+    if let Ok(uses) = uses
+        && !uses.is_empty()
+    {
+        say(&format!("{spec}: is in use ({}): the kernel's stack has its packets, too", uses.join(", ")));
+    }
+    Ok(Box::new(port))
+}
+
 #[cfg(feature = "dpdk")]
 fn dpdk(
     spec: &DpdkSpec,
@@ -110,7 +125,7 @@ fn dpdk(
     memory: Option<&DeviceMemory>,
 ) -> Result<Box<dyn Port>, PortError> {
     let port = offcore_port::dpdk::DpdkPort::open(spec, pool, memory)?;
-    port.notes().iter().for_each(|note| crate::output::say(note));
+    port.notes().iter().for_each(|note| say(note));
     Ok(Box::new(port))
 }
 

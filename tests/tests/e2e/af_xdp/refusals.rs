@@ -29,7 +29,7 @@ fn missing_features_name_the_remedy() {
     let core = one_core();
     let net = Net::new(core.number(), 2, 1500);
     for (port, more, parts) in [
-        ("af_xdp:p7", &[][..], &["interface 'p7' does not exist", "ip link"][..]),
+        ("af_xdp:p7", &[][..], &["no interface 'p7'", "offcore port list"][..]),
         ("af_xdp:p0,mode=zc", &[], &["has no zero-copy", "mode=copy"]),
         ("af_xdp:p0,queues=4", &[], &["has 2 queues", "queue 2 is wanted", "ethtool -L p0"]),
         ("af_xdp:p0,first=2", &[], &["has 2 queues", "queue 2 is wanted"]),

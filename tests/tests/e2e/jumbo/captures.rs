@@ -28,7 +28,7 @@ fn frames_of_every_length_from_file_to_file() {
     write_capture(input.as_ref(), &frames);
     for buffers in ["2048", "32768"] {
         let more = ["--mbuf-size", buffers, "--until-idle"];
-        let ports = [format!("pcap:{input}"), format!("pcap:-,{output}")];
+        let ports = [format!("pcap:{input}"), format!("pcap:-,{output},overwrite")];
         let offcore = switch::start(&ports, Copies::Core, 1, &more);
         let finished = offcore.wait().unwrap();
         assert_eq!(finished.status.code(), Some(0), "{}", finished.stderr);

@@ -1,0 +1,238 @@
+//! The sending half of a pcap port.
+//!
+//! A capture is written to `OUT.part` and gets its name when the port stops: whoever finds a file of that name finds a whole one, and
+//! a file that was there is not lost to a run that fails. Pipes and devices are written as they are.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, BufWriter};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use offcore_mem::Burst;
+use offcore_stats::Stage;
+use offcore_wire::pcap::{MAX_RECORD_LEN, PcapError, PcapWriter};
+use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
+use super::{FileState, reason};
+use crate::{Accepts, Context, DropReason, TxCounters, TxQueue};
+
+/// Rounds without a packet after which what was written is handed to the file.
+const IDLE_ROUNDS: u32 = 1024;
+/// What the name of a capture ends in while it is written.
+const PART: &str = ".part";
+
+/// The name of the capture `path` while it is written.
+pub fn part_of(path: &Path) -> PathBuf {
+    let mut part = path.as_os_str().to_owned();
+    part.push(PART);
+    part.into()
+}
+
+/// The file that is sent to.
+#[derive(Debug)]
+pub(super) struct Sink {
+    writer: PcapWriter<BufWriter<File>>,
+    /// `None` for what is no file.
+    part: Option<Part>,
+    /// Rounds since the last packet; at [`IDLE_ROUNDS`] nothing is left to be handed over.
+    idle: u32,
+    state: Arc<FileState>,
+}
+
+impl Sink {
+    /// Opens what `path` names, or makes a capture file of that name.
+    pub(super) fn open(path: &Path, overwrite: bool, state: Arc<FileState>) -> Result<Self, PcapError> {
+        let (file, part) = match fs::metadata(path) {
+            Ok(found) if !found.is_file() => (OpenOptions::new().write(true).open(path)?, None),
+            Ok(_) if !overwrite => {
+                let why = "it exists: expected a name that is not taken, or the option 'overwrite'";
+                return Err(io::Error::other(why).into());
+            }
+            // What a link names is replaced, not the link.
+            Ok(_) => Part::create(fs::canonicalize(path)?, overwrite)?,
+            Err(error) if error.kind() != io::ErrorKind::NotFound || path.is_symlink() => {
+                return Err(error.into());
+            }
+            Err(_) => Part::create(path.to_path_buf(), overwrite)?,
+        };
+        let mut writer = PcapWriter::new(BufWriter::with_capacity(1 << 16, file), MAX_RECORD_LEN)?;
+        writer.flush()?;
+        Ok(Self { writer, part, idle: IDLE_ROUNDS, state })
+    }
+
+    /// There is something in it that somebody may want.
+    fn keep(&mut self) {
+        if let Some(part) = &mut self.part {
+            part.wanted = true;
+        }
+    }
+
+    /// It cannot be written any more: what there is of it stays where it is.
+    #[cold]
+    fn fail(mut self, why: &str) {
+        match self.part.take().filter(|part| part.wanted) {
+            None => self.state.fail(why),
+            Some(mut part) => {
+                part.here = false;
+                self.state.fail(format!("{why}; what was written is in '{}'", part.part.display()));
+            }
+        }
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        let Some(part) = self.part.take().filter(|part| part.wanted) else { return };
+        let finished = self.writer.flush().map_err(reason).and_then(|()| part.finish());
+        if let Err(why) = finished {
+            self.state.fail(why);
+        }
+    }
+}
+
+/// A capture file that is being written.
+#[derive(Debug)]
+struct Part {
+    part: PathBuf,
+    /// Its name when it is whole.
+    path: PathBuf,
+    overwrite: bool,
+    wanted: bool,
+    /// Whether it is to be removed when nobody wants it.
+    here: bool,
+}
+
+impl Part {
+    fn create(path: PathBuf, overwrite: bool) -> io::Result<(File, Option<Self>)> {
+        let part = part_of(&path);
+        let mut options = OpenOptions::new();
+        options
+            .write(true)
+            .create(true)
+            .create_new(!overwrite)
+            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+        let file = options.open(&part).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => io::Error::other(format!(
+                "'{}' exists: it is being written, or a run that was killed left it; remove it, or give the option 'overwrite'",
+                part.display()
+            )),
+            _ => error,
+        })?;
+        // Where the file system has no locks it goes without.
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            return Err(io::Error::other(format!(
+                "'{}' is being written by another process",
+                part.display()
+            )));
+        }
+        file.set_len(0)?;
+        Ok((file, Some(Self { part, path, overwrite, wanted: false, here: true })))
+    }
+
+    /// Gives it its name.
+    fn finish(mut self) -> Result<(), String> {
+        self.here = false;
+        let flags = if self.overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
+        let renamed = match renameat_with(CWD, &self.part, CWD, &self.path, flags) {
+            // The file system does not know the flag.
+            Err(Errno::INVAL) if !self.path.exists() => rustix::fs::rename(&self.part, &self.path),
+            renamed => renamed,
+        };
+        renamed.map_err(|error| format!("{error}: the capture is in '{}'", self.part.display()))
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if self.here {
+            // Nobody is there who could be told.
+            let _ = fs::remove_file(&self.part);
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct PcapTx {
+    /// `None`: no file, or it cannot be written any more.
+    sink: Option<Sink>,
+    /// Why packets are dropped when there is no file.
+    without: DropReason,
+    counters: TxCounters,
+}
+
+impl PcapTx {
+    pub(super) fn new(sink: Option<Sink>, counters: TxCounters) -> Self {
+        Self { sink, without: DropReason::Down, counters }
+    }
+
+    fn check(&mut self, result: Result<(), PcapError>) -> bool {
+        let Err(error) = result else { return true };
+        if let Some(sink) = self.sink.take() {
+            sink.fail(&reason(error));
+            self.without = DropReason::Failed;
+        }
+        false
+    }
+
+    fn flush(&mut self) {
+        let result = self.sink.as_mut().map_or(Ok(()), |sink| sink.writer.flush());
+        self.check(result);
+    }
+}
+
+impl TxQueue for PcapTx {
+    fn tx(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        if burst.is_empty() {
+            return;
+        }
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX);
+        let pool = ctx.cache.pool();
+        let (mut packets, mut bytes) = (0, 0);
+        for packet in burst.iter() {
+            let Some(sink) = &mut self.sink else { break };
+            sink.idle = 0;
+            let len = pool.total_len(packet);
+            let result = sink.writer.write_parts(now, len, pool.segments(packet));
+            if self.check(result) {
+                (packets, bytes) = (packets + 1, bytes + len as u64);
+            }
+        }
+        if let Some(sink) = &mut self.sink {
+            sink.keep();
+        }
+        self.counters.add(packets, bytes);
+        self.counters.drop(self.without, burst.len() as u64 - packets);
+        ctx.cache.free_all(burst.drain(..));
+        ctx.clock.lap(Stage::Tx);
+    }
+
+    fn poll(&mut self, _ctx: &mut Context<'_>) {
+        let Some(sink) = &mut self.sink else { return };
+        if sink.idle == IDLE_ROUNDS {
+            return;
+        }
+        sink.idle += 1;
+        if sink.idle == IDLE_ROUNDS {
+            self.flush();
+        }
+    }
+
+    fn accepts(&self) -> Accepts {
+        Accepts { segments: true, ..Accepts::default() }
+    }
+
+    fn counters(&self) -> &TxCounters {
+        &self.counters
+    }
+
+    fn stop(&mut self, _ctx: &mut Context<'_>) -> bool {
+        self.flush();
+        // A capture of no packets is one, too.
+        self.sink.iter_mut().for_each(Sink::keep);
+        true
+    }
+}

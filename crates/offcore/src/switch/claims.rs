@@ -1,0 +1,157 @@
+//! What a port has for itself: files that it writes, and interfaces. Whatever its name on the command line is, no other port has it.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use offcore_port::PortError;
+use offcore_port::netdev::NetDev;
+use offcore_port::pcap::part_of;
+use offcore_port::spec::PortSpec;
+
+/// A thing, by what it is.
+#[derive(Debug, PartialEq, Eq)]
+enum Thing {
+    /// Device and inode of a file.
+    File(u64, u64),
+    /// Those of the directory that it will be in, and its name there.
+    NewFile(u64, u64, std::ffi::OsString),
+    /// The number of an interface.
+    Interface(u32),
+}
+
+/// What a port does with a thing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Does {
+    Reads,
+    Writes,
+    Takes,
+}
+
+#[derive(Debug)]
+struct Claim<'a> {
+    port: &'a PortSpec,
+    does: Does,
+    /// As it was named.
+    name: String,
+    thing: Thing,
+}
+
+/// Looks before any of the ports is opened whether two of them want the same.
+///
+/// # Errors
+/// The first that wants what another one has.
+pub(super) fn check(specs: &[PortSpec]) -> Result<(), PortError> {
+    let mut all: Vec<Claim<'_>> = Vec::new();
+    for claim in specs.iter().flat_map(claims) {
+        let both_read = |other: &Claim<'_>| (claim.does, other.does) == (Does::Reads, Does::Reads);
+        if let Some(other) = all.iter().find(|other| other.thing == claim.thing && !both_read(other)) {
+            return Err(PortError::Other { port: claim.port.to_string(), reason: claim.refusal(other) });
+        }
+        all.push(claim);
+    }
+    Ok(())
+}
+
+impl Claim<'_> {
+    fn refusal(&self, other: &Self) -> String {
+        let does = |does| match does {
+            Does::Reads => "reads",
+            Does::Writes => "writes",
+            Does::Takes => "has",
+        };
+        let whose = match std::ptr::eq(self.port, other.port) {
+            true => "it".to_owned(),
+            false => format!("port '{}'", other.port),
+        };
+        match self.does {
+            Does::Takes => format!("{whose} has interface '{}' already: expected another one", self.name),
+            Does::Reads | Does::Writes => format!(
+                "it {} file '{}', which {whose} {}: expected another file",
+                does(self.does),
+                self.name,
+                does(other.does)
+            ),
+        }
+    }
+}
+
+/// What is not there, or cannot be looked at, is claimed by nobody: opening it says why.
+fn claims(port: &PortSpec) -> Vec<Claim<'_>> {
+    let claim =
+        |does, name: String, thing: Option<Thing>| thing.map(|thing| Claim { port, does, name, thing });
+    let file = |does, path: &Path| claim(does, path.display().to_string(), file(path));
+    let interface = |name: &String| {
+        let index = NetDev::open(name).ok().map(|device| Thing::Interface(device.index()));
+        claim(Does::Takes, name.clone(), index)
+    };
+    let found = match port.bare() {
+        PortSpec::Pcap(spec) => {
+            let output = spec.output.as_deref().and_then(|output| file(Does::Writes, output));
+            // What is no file is written as it is.
+            let part = spec.output.as_deref().filter(|_| output.is_some()).map(part_of);
+            vec![
+                spec.input.as_deref().and_then(|input| file(Does::Reads, input)),
+                output,
+                part.and_then(|part| file(Does::Writes, &part)),
+            ]
+        }
+        PortSpec::AfPacket(spec) => vec![interface(&spec.name)],
+        PortSpec::AfXdp(spec) => vec![interface(&spec.name)],
+        PortSpec::Tap(spec) => vec![interface(&spec.name)],
+        _ => vec![],
+    };
+    found.into_iter().flatten().collect()
+}
+
+/// The file of that name; pipes and devices are nobody's.
+fn file(path: &Path) -> Option<Thing> {
+    match fs::metadata(path) {
+        Ok(found) => found.is_file().then(|| Thing::File(found.dev(), found.ino())),
+        Err(_) => {
+            let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let found = fs::metadata(directory.unwrap_or(Path::new("."))).ok()?;
+            Some(Thing::NewFile(found.dev(), found.ino(), path.file_name()?.to_owned()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_one_file_are_one_file() {
+        let dir = std::env::temp_dir().join(format!("offcore-claims-{}", std::process::id()));
+        fs::create_dir_all(dir.join("sub")).unwrap();
+        let name = |name: &str| dir.join(name).display().to_string();
+        fs::write(dir.join("a"), "").unwrap();
+        fs::hard_link(dir.join("a"), dir.join("hard")).unwrap();
+        std::os::unix::fs::symlink(dir.join("a"), dir.join("soft")).unwrap();
+        let refused = |specs: &[String]| {
+            let specs: Vec<PortSpec> = specs.iter().map(|spec| spec.parse().unwrap()).collect();
+            check(&specs).err().map(|error| error.to_string())
+        };
+        for other in ["a", "hard", "soft", "sub/../a"] {
+            let why = refused(&[format!("pcap:{}", name("a")), format!("pcap:-,{}", name(other))]).unwrap();
+            assert!(why.contains("which port 'pcap:") && why.contains("reads"), "{why}");
+        }
+        assert!(
+            refused(&[format!("pcap:{},{}", name("a"), name("hard"))]).unwrap().contains("which it reads")
+        );
+        assert!(refused(&[name("new"), name("sub/../new")].map(|to| format!("pcap:-,{to}"))).is_some());
+        assert!(refused(&[name("b"), name("b.part")].map(|to| format!("pcap:-,{to}"))).is_some());
+        for fine in [
+            [format!("pcap:{}", name("a")), format!("pcap:{}", name("hard"))],
+            ["pcap:-,/dev/null"; 2].map(str::to_owned),
+        ] {
+            assert_eq!(refused(&fine), None);
+        }
+        assert!(
+            refused(&["af_packet:lo", "af_xdp:lo"].map(str::to_owned))
+                .unwrap()
+                .contains("has interface 'lo' already")
+        );
+        fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,246 @@
+//! `offcore` does no harm: it replaces no file, takes no interface away, leaves nothing behind, and says what went wrong.
+
+mod wrong;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use peers::offcore::binary;
+use peers::{Need, Netns, Offcore, TempDir, require};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::switch::{Report, wait_for_report, wait_until};
+
+/// A capture file of so many packets of 100 bytes.
+fn capture(packets: usize) -> Vec<u8> {
+    let words = |words: [u32; 4]| words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<_>>();
+    let mut file = words([0xa1b2_c3d4, 4 << 16 | 2, 0, 0]);
+    file.extend([65_535u32, 1].into_iter().flat_map(u32::to_le_bytes));
+    for packet in 0..packets {
+        file.extend(words([0, 0, 100, 100]));
+        file.extend((0..100).map(|byte| (byte + packet) as u8));
+    }
+    file
+}
+
+/// Runs a switch to its end, or for a second.
+fn switch(args: &[&str]) -> Output {
+    let mut command = Command::new(binary().unwrap());
+    command.args(["switch", "--mbufs", "4096", "--hugepages", "none", "--duration", "1", "--until-idle"]);
+    command.args(args).output().unwrap()
+}
+
+/// Asserts how a run has ended, and that what it said last has all of `words`.
+fn assert_ended(output: &Output, code: i32, words: &[&str]) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    let last = said.lines().last().unwrap_or_default();
+    assert!(words.iter().all(|word| last.contains(word)), "{words:?} in {said}");
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = entries.map(|name| name.into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn captures_are_not_replaced() {
+    let Some(()) = require(&[]) else { return };
+    let dir = TempDir::new().unwrap();
+    let file = |name: &str| dir.file(name).display().to_string();
+    let (input, old) = (capture(5), b"somebody's".to_vec());
+    fs::write(file("in"), &input).unwrap();
+    fs::write(file("old"), &old).unwrap();
+    fs::hard_link(file("in"), file("hard")).unwrap();
+    symlink(file("in"), file("soft")).unwrap();
+    let before = names(dir.path());
+    let from = format!("pcap:{}", file("in"));
+    for to in ["in", "hard", "soft"] {
+        for more in ["", ",overwrite"] {
+            let to = format!("pcap:-,{}{more}", file(to));
+            for args in [["--port", &from, "--port", &to], ["--port", &from, "--mirror", &format!("0={to}")]]
+            {
+                assert_ended(&switch(&args), 1, &["which port 'pcap:", "reads: expected another file"]);
+            }
+        }
+    }
+    let onto = |more: &str| {
+        ["--port".into(), from.clone(), "--port".into(), format!("pcap:-,{}{more}", file("old"))]
+    };
+    let run = |args: [String; 4]| switch(&args.each_ref().map(String::as_str));
+    assert_ended(&run(onto("")), 1, &["it exists", "'overwrite'"]);
+    // What was made for a port that could be opened goes with one that cannot.
+    let missing = format!("pcap:{}", file("missing"));
+    let output = switch(&["--port", &format!("pcap:-,{}", file("new")), "--port", &missing]);
+    assert_ended(&output, 1, &["missing", "No such file"]);
+    assert_eq!(names(dir.path()), before);
+    assert_eq!((fs::read(file("in")).unwrap(), fs::read(file("old")).unwrap()), (input.clone(), old.clone()));
+
+    // One that is killed has what is there in a file of another name, which is not lost either.
+    let slow =
+        ["switch", "--port", "gen:rate=1k", "--port", &onto(",overwrite")[3], "--stats-interval", "0.1"];
+    let mut killed = Offcore::start(&[&slow[..], &["--format", "json"]].concat()).unwrap();
+    crate::switch::wait_for_packets(&mut killed, 1, "tx", 10);
+    killed.signal(Signal::KILL).unwrap();
+    killed.wait().unwrap();
+    assert_eq!(fs::read(file("old")).unwrap(), old);
+    fs::copy(file("old.part"), file("new.part")).unwrap();
+    let left = fs::read(file("new.part")).unwrap();
+    let output = switch(&["--port", &from, "--port", &format!("pcap:-,{}", file("new"))]);
+    assert_ended(&output, 1, &["new.part' exists", "a run that was killed left it", "'overwrite'"]);
+    assert_eq!(fs::read(file("new.part")).unwrap(), left);
+
+    let output = run(onto(",overwrite"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(fs::read(file("old")).unwrap().len(), input.len());
+    assert!(!dir.file("old.part").exists());
+}
+
+#[test]
+fn what_cannot_be_read_or_written_is_a_failure() {
+    let Some(()) = require(&[Need::Root]) else { return };
+    let dir = TempDir::new().unwrap();
+    let file = |name: &str| dir.file(name).display().to_string();
+    let mut cut = capture(9);
+    cut.truncate(cut.len() - 50);
+    fs::write(file("cut"), &cut).unwrap();
+    let output =
+        switch(&["--port", &format!("pcap:{}", file("cut")), "--port", &format!("pcap:-,{}", file("whole"))]);
+    assert_ended(&output, 1, &["cut'", "ends within record"]);
+    assert_eq!(fs::read(file("whole")).unwrap().len(), capture(8).len());
+
+    fs::create_dir(dir.file("full")).unwrap();
+    let full = file("full/out");
+    let run = format!(
+        "mount -t tmpfs -o size=64k none {} && exec {} switch --mbufs 4096 --hugepages none --duration 1 \
+         --port gen:count=9000 --port pcap:-,{full}; ",
+        file("full"),
+        binary().unwrap().display()
+    );
+    let output = Command::new("unshare").args(["-m", "sh", "-c", &run]).output().unwrap();
+    let part = format!("what was written is in '{full}.part'");
+    assert_ended(&output, 1, &["No space left on device", &part]);
+}
+
+#[test]
+fn impatient_signals_do_not_skip_cleaning_up() {
+    let Some(()) = require(&[]) else { return };
+    let dir = TempDir::new().unwrap();
+    let socket = dir.file("s");
+    let port = format!("vhost:{}", socket.display());
+    let args = ["switch", "--mbufs", "4096", "--hugepages", "none", "--port", &port, "--format", "json"];
+    let args = [&args[..], &["--stats-interval", "0.1", "--idle", "sleep"]].concat();
+    for signals in
+        [&[Signal::TERM, Signal::TERM][..], &[Signal::HUP], &[Signal::INT, Signal::HUP, Signal::TERM]]
+    {
+        let mut offcore = Offcore::start(&args).unwrap();
+        wait_for_report(&mut offcore);
+        assert!(socket.exists());
+        for &signal in signals {
+            offcore.signal(signal).unwrap();
+        }
+        let finished = offcore.wait().unwrap();
+        assert_eq!((finished.status.code(), finished.status.signal()), (Some(0), None), "{signals:?}");
+        Report::last_of(&finished);
+        assert!(!socket.exists(), "{signals:?}");
+    }
+    // Whoever has had it ignore a signal wants it to go on.
+    let mut offcore = Command::new("nohup");
+    let mut offcore = offcore.arg(binary().unwrap()).args(&args).stdout(Stdio::null()).spawn().unwrap();
+    let process = Pid::from_child(&offcore);
+    wait_until("the socket is there", || socket.exists());
+    kill_process(process, Signal::HUP).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(offcore.try_wait().unwrap().is_none() && socket.exists());
+    kill_process(process, Signal::TERM).unwrap();
+    assert!(offcore.wait().unwrap().success() && !socket.exists());
+}
+
+#[test]
+fn interfaces_in_use_are_not_taken_away() {
+    let Some(()) = require(&[Need::Root, Need::Ip]) else { return };
+    let [here, there] = [(); 2].map(|()| Netns::new().unwrap());
+    for name in ["used", "bare"] {
+        here.veth(name, &there, name).unwrap();
+        there.ip(&["link", "set", name, "up"]).unwrap();
+        here.ip(&["link", "set", name, "up"]).unwrap();
+    }
+    here.configure("used", "192.0.2.2/24").unwrap();
+    here.ip(&["route", "add", "default", "via", "192.0.2.1"]).unwrap();
+    let offcore = |args: &[&str]| {
+        let mut command = here.command(binary().unwrap());
+        command.args(args).output().unwrap()
+    };
+    let run = |ports: &[&str]| {
+        let ports = ports.iter().flat_map(|port| ["--port", port]);
+        let args = [
+            "switch",
+            "--mbufs",
+            "8192",
+            "--hugepages",
+            "none",
+            "--duration",
+            "0.2",
+            "--stats-interval",
+            "0",
+        ];
+        offcore(&args.into_iter().chain(ports).collect::<Vec<_>>())
+    };
+    let programs = || here.ip(&["-d", "link", "show", "used"]).unwrap().matches("xdp").count();
+    let words = ["'used' is in use (address 192.0.2.2/24, the default route)", "af_packet:used", "'force'"];
+    assert_ended(&run(&["af_xdp:used"]), 1, &words);
+    assert_eq!(programs(), 0);
+    let output = run(&["af_packet:used"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("is in use (address 192.0.2.2/24"), "{said}");
+    for ports in [["af_packet:bare", "af_packet:bare"], ["af_packet:bare", "af_xdp:bare"]] {
+        let output = run(&ports);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains("each has interface bare"), "{said}");
+    }
+    here.ip(&["link", "property", "add", "dev", "bare", "altname", "the-other-name"]).unwrap();
+    let words = ["af_packet:bare' has interface 'the-other-name' already"];
+    assert_ended(&run(&["af_packet:bare", "af_packet:the-other-name"]), 1, &words);
+    let listed = offcore(&["port", "list"]);
+    let listed = String::from_utf8_lossy(&listed.stdout);
+    let line =
+        |name: &str| listed.lines().find(|line| line.trim_start().starts_with(name)).unwrap_or_default();
+    assert!(!line("used").contains("af_xdp:") && line("bare").contains("af_xdp:bare"), "{listed}");
+    assert!(listed.contains("used: is in use (address 192.0.2.2/24, the default route)"), "{listed}");
+    // Whoever asks for it gets it, and it is free again afterwards.
+    for port in ["af_xdp:used,force", "af_xdp:bare"] {
+        let output = run(&[port]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    assert_eq!(programs(), 0);
+}
+
+#[test]
+fn sockets_that_one_may_not_use_are_not_waited_for() {
+    let Some(()) = require(&[Need::Root]) else { return };
+    let dir = TempDir::new().unwrap();
+    fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let (socket, copy) = (dir.file("s"), dir.file("offcore"));
+    fs::copy(binary().unwrap(), &copy).unwrap();
+    let port = format!("vhost:{},mode=0600", socket.display());
+    let args = ["switch", "--mbufs", "4096", "--hugepages", "none", "--port", &port, "--idle", "sleep"];
+    let _back_end = Offcore::start(&args).unwrap();
+    wait_until("the socket is there", || socket.exists());
+    std::thread::sleep(Duration::from_millis(100));
+    let mut command = Command::new(copy);
+    std::os::unix::process::CommandExt::uid(&mut command, 65_534);
+    let port = format!("virtio-user:{}", socket.display());
+    let args = ["switch", "--mbufs", "4096", "--hugepages", "none", "--port", &port, "--duration", "20"];
+    let output = command.args(args).output().unwrap();
+    assert_ended(
+        &output,
+        1,
+        &["Permission denied", "its owner, group or mode has to let this user write to it"],
+    );
+}

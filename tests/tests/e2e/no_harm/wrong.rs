@@ -1,0 +1,285 @@
+//! What people get wrong: each ends with the right code, and says what was found, what was expected, or what to do.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use peers::offcore::binary;
+use peers::{TempDir, require};
+
+use super::capture;
+
+/// What is said of a command line, and the exit code: 2 where the line alone shows what is wrong, 1 otherwise.
+type Row = (&'static str, i32, &'static [&'static str]);
+
+/// Flags of a switch that has little memory and ends soon.
+const SHORT: &str = "switch --mbufs 4096 --hugepages none --duration 0.2 --stats-interval 0";
+
+const FLAGS: &[Row] = &[
+    ("--port gen: --burst 0", 2, &["--burst"]),
+    ("--port gen: --burst 65", 2, &["--burst"]),
+    ("--port gen: --burst=-1", 2, &["--burst"]),
+    ("--port gen: --burst many", 2, &["--burst", "many"]),
+    ("--port gen: --lcores 1023", 2, &["--lcores", "1023", "choose one of these"]),
+    ("--port gen: --lcores 0,0", 2, &["--lcores", "0"]),
+    ("--port gen: --lcores x", 2, &["--lcores", "x"]),
+    ("--port gen: --lcores 3-1", 2, &["--lcores", "3-1"]),
+    ("--port gen: --mbufs 0", 2, &["--mbufs"]),
+    ("--port gen: --mbuf-size 100", 2, &["--mbuf-size"]),
+    ("--port gen: --mbuf-size 2049", 2, &["--mbuf-size"]),
+    ("--port gen: --stats-interval x", 2, &["--stats-interval"]),
+    ("--port gen: --format xml", 2, &["--format", "xml", "table, json"]),
+    ("--port gen: --mode fast", 2, &["--mode", "fast", "auto"]),
+    ("--port gen: --forward", 2, &["--forward"]),
+    ("--port gen: --forward route", 2, &["--forward", "route", "mac", "l2"]),
+    ("--port gen: --port-topology ring", 2, &["--port-topology", "paired, chained, loop"]),
+    ("--port gen: --port gen: --forward l2 --port-topology loop", 2, &["--port-topology", "--forward l2"]),
+    ("--port gen: --no-such-flag", 2, &["--no-such-flag", "unexpected"]),
+    ("gen:", 2, &["gen:", "unexpected"]),
+    ("", 2, &["--port"]),
+    ("--port", 2, &["--port", "value is required"]),
+    ("--port gen: --forward l2", 2, &["1", "expected 2 to"]),
+    ("--port gen: --port gen: --forward l2 --vlan 2=access:1", 2, &["--vlan", "port 2", "2 ports"]),
+    ("--port gen: --port gen: --forward l2 --vlan 0=access:4095", 2, &["--vlan", "4095"]),
+    ("--port gen: --port gen: --forward l2 --vlan 0=both:1", 2, &["--vlan", "both"]),
+    (
+        "--port gen: --port gen: --forward l2 --vlan 0=access:1 --vlan 0=access:2",
+        2,
+        &["--vlan", "port 0 twice"],
+    ),
+    ("--port gen: --port gen: --vlan 0=access:1", 2, &["--vlan", "l2"]),
+    ("--port gen: --port gen: --forward l2 --fdb 2=locked", 2, &["--fdb: port 2", "2 ports"]),
+    ("--port gen: --port gen: --forward l2 --fdb 0=xx", 2, &["--fdb", "xx"]),
+    ("--port gen: --mirror 1=pcap:-,m", 2, &["--mirror: port 1", "one port"]),
+    ("--port gen: --mirror pcap:-,m", 2, &["--mirror", "no '='"]),
+    ("--port gen: --mirror 0:up=pcap:-,m", 2, &["--mirror", "expected rx, tx or both"]),
+    ("--port gen: --mirror 0=pcap:-,m --mirror 0=pcap:-,m", 2, &["--mirror 0=", "twice"]),
+    ("--port gen: --eth-peer 0,02:00:00:00:00:01", 2, &["--eth-peer", "--forward io"]),
+    ("--port gen: --forward mac --eth-peer 4,02:00:00:00:00:01", 2, &["--eth-peer", "port 4"]),
+    ("--port gen: --forward mac --eth-peer 0,02:00:00:00:01", 2, &["--eth-peer", "02:00:00:00:01"]),
+    ("--port gen: --txpkts 64", 2, &["--txpkts", "--forward io"]),
+    ("--port gen: --forward txonly --txpkts 9", 2, &["--txpkts", "9"]),
+    ("--port gen: --forward txonly --txpkts 4000000", 2, &["--txpkts"]),
+    ("--port gen: --forward txonly --until-idle", 2, &["--until-idle", "txonly"]),
+    ("--port gen: --until-idle", 2, &["--until-idle", "count=N"]),
+    ("--port gen: --forward txonly --work-ns 5", 2, &["--work-ns", "txonly"]),
+    ("--port gen: --max-latency 20", 2, &["--max-latency", "--mode auto"]),
+    ("--port gen: --mac-updating", 2, &["--mac-updating", "--forward copy"]),
+    ("--port gen: --rt-priority 100", 2, &["--rt-priority", "100"]),
+    ("--port gen: --idle nap", 2, &["--idle", "nap"]),
+];
+
+const PORTS: &[Row] = &[
+    ("--port vhst:/tmp/s", 2, &["vhst", "vhost"]),
+    ("--port :", 2, &["--port", ":"]),
+    ("--port eth0", 2, &["eth0", "expected"]),
+    ("--port gen:size=10", 2, &["size=10", "from 64"]),
+    ("--port gen:size=70000", 2, &["size=70000"]),
+    ("--port gen:size", 2, &["size="]),
+    ("--port gen:speed=9", 2, &["speed", "not known", "size"]),
+    ("--port gen:size=64,size=65", 2, &["size", "twice"]),
+    ("--port gen:rate=0", 2, &["rate=0"]),
+    ("--port gen:rate=+5", 2, &["rate=+5"]),
+    ("--port gen:queues=0", 2, &["queues=0", "from 1 to 128"]),
+    ("--port gen:queues=129", 2, &["queues=129"]),
+    ("--port gen:verify=no", 2, &["verify=no"]),
+    ("--port gen:[", 2, &["[", "not closed"]),
+    ("--port vhost:", 2, &["vhost:", "expected"]),
+    ("--port vhost:queues=2", 2, &["queues=2", "it begins with"]),
+    ("--port vhost:s,queues=x", 2, &["queues=x"]),
+    ("--port vhost:s,mode=0999", 2, &["mode=0999"]),
+    ("--port vhost:s,owner=nobody-of-that-name", 2, &["owner=nobody-of-that-name", "no such user"]),
+    ("--port vhost:s,group=no-such-group", 2, &["group=", "no such group"]),
+    ("--port vhost:s,max_memory=0", 2, &["max_memory=0"]),
+    ("--port vhost:s,packed=maybe", 2, &["packed=maybe", "on or off"]),
+    ("--port vhost:s,dmas=[txq0]", 2, &["txq0", "@"]),
+    ("--port vhost:s --port vhost:s", 2, &["each listens at s"]),
+    ("--port vhost:s --port virtio-user:s,server", 2, &["each listens at s"]),
+    ("--port vhost:/proc/offcore.sock", 1, &["/proc/offcore.sock", "takes no sockets"]),
+    ("--port vhost:no/s", 1, &["no/s", "its directory is to be made first"]),
+    ("--port vhost:text", 1, &["text", "is not a socket"]),
+    ("--port vhost:.", 1, &["."]),
+    (
+        "--port vhost:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+        2,
+        &["socket path has", "at most 107"],
+    ),
+    ("--port virtio-user:s,queue_size=100", 2, &["queue_size=100", "power of two"]),
+    ("--port virtio-user:s,mtu=9", 2, &["mtu=9"]),
+    ("--port virtio-user:s,mac=ff:ff:ff:ff:ff:ff", 2, &["mac=ff:ff:ff:ff:ff:ff"]),
+    ("--port virtio-user:s,mac=1", 2, &["mac=1"]),
+    ("--port virtio-user:s,peer=no-such-user", 2, &["peer=no-such-user"]),
+    ("--port virtio-user:text", 1, &["text", "is not a socket"]),
+    ("--port af_packet:", 2, &["expected the interface's name"]),
+    ("--port af_packet:no-interface-has-such-a-name", 2, &["at most 15"]),
+    ("--port af_packet:a/b", 2, &["a/b"]),
+    ("--port af_packet:nope0", 1, &["no interface 'nope0'", "offcore port list"]),
+    ("--port af_packet:nope0,fanout=fair", 2, &["fanout=fair", "hash"]),
+    ("--port af_packet:nope0,slots=9", 2, &["slots=9", "from 64"]),
+    ("--port af_xdp:nope0", 1, &["no interface 'nope0'", "offcore port list"]),
+    ("--port af_xdp:nope0,mode=fast", 2, &["mode=fast", "auto, zc, copy or skb"]),
+    ("--port af_xdp:nope0,ring_size=100", 2, &["ring_size=100", "power of two"]),
+    ("--port af_xdp:nope0,first=5000", 2, &["first=5000"]),
+    ("--port af_xdp:nope0,force=perhaps", 2, &["force=perhaps", "on or off"]),
+    ("--port tap:", 2, &["expected the interface's name"]),
+    ("--port tap:lo", 1, &["lo"]),
+    ("--port tap:t0 --port tap:t0", 2, &["each has interface t0"]),
+    ("--port tap:t0 --port af_packet:t0", 2, &["each has interface t0"]),
+    ("--port dpdk:", 2, &["expected"]),
+    ("--port pcap:", 2, &["names no file"]),
+    ("--port pcap:-,-", 2, &["names no file"]),
+    ("--port pcap:in,in", 2, &["the same file"]),
+    ("--port pcap:in,out,again", 2, &["again", "loop, overwrite"]),
+    ("--port pcap:-,out,loop", 2, &["'loop' is given without an input"]),
+    ("--port pcap:in,overwrite", 2, &["'overwrite' is given without an output"]),
+    ("--port pcap:in,o --port pcap:in,o", 2, &["each writes o"]),
+    ("--port pcap:missing", 1, &["missing", "No such file"]),
+    ("--port pcap:text", 1, &["text", "not a pcap file"]),
+    ("--port pcap:empty,loop", 1, &["empty", "no packets that could be repeated"]),
+    ("--port pcap:cut,loop", 1, &["cut", "ends within record"]),
+    ("--port pcap:.", 1, &["Is a directory"]),
+    ("--port pcap:-,.", 1, &["Is a directory"]),
+    ("--port pcap:-,no/out", 1, &["no/out", "No such file"]),
+    ("--port pcap:-,/dev/full", 1, &["/dev/full", "No space left"]),
+    ("--port pcap:-,/proc/out", 1, &["/proc/out"]),
+    ("--port pcap:in --port pcap:-,in", 1, &["which port 'pcap:in,-' reads"]),
+    ("--port pcap:in --port pcap:-,./in,overwrite", 1, &["which port 'pcap:in,-' reads"]),
+    ("--port pcap:in --mirror 0=pcap:-,in", 1, &["which port 'pcap:in,-' reads"]),
+    ("--port pcap:in --port pcap:-,text", 1, &["text", "it exists", "overwrite"]),
+    ("--port pcap:in,./in,overwrite", 1, &["which it reads"]),
+    ("--port pcap:-,a --port pcap:-,./a", 1, &["which port 'pcap:-,a' writes"]),
+    ("--port impair:", 2, &["impair"]),
+    ("--port impair:loss=101%,gen:", 2, &["loss=101%"]),
+    ("--port impair:loss=5,gen:", 2, &["loss=5", "%"]),
+    ("--port impair:delay=9,gen:", 2, &["delay=9"]),
+    ("--port impair:loss=1%", 2, &["impair"]),
+    ("--port impair:loss=1%,pcap:missing", 1, &["missing", "No such file"]),
+];
+
+const CHANNELS: &[Row] = &[
+    ("--port vhost:s --dma txq0", 2, &["--dma", "txq0"]),
+    ("--port vhost:s --dma txq0@", 2, &["--dma"]),
+    ("--port vhost:s --dma txq0@foo:1", 2, &["channel 'foo:1'", "expected cpu, core:N"]),
+    ("--port vhost:s --dma txq0@core:x", 2, &["channel 'core:x'", "'x' is no lcore"]),
+    ("--port vhost:s --dma txq0@core:1023", 1, &["core:1023", "choose one of these"]),
+    ("--port vhost:s --dma rxq5@cpu", 2, &["rxq5", "is not there", "from 0 to 0"]),
+    ("--port vhost:s --dma 1.txq0@cpu", 2, &["--dma: port 1", "one port"]),
+    ("--port gen: --dma txq0@cpu", 2, &["txq0", "no copies are made", "vhost"]),
+    ("--port vhost:s --dma txq0@cpu;txq0@cpu", 2, &["txq0", "twice"]),
+    ("--port vhost:s,dmas=[txq0@cpu] --dma 0.txq0@cpu", 2, &["twice"]),
+    ("--port vhost:s --dma txq0@dsa:wq9.9", 1, &["wq9.9", "offcore dsa list"]),
+    ("--port vhost:s --dma txq0@dsa:auto", 1, &["dsa:auto", "offcore dsa doctor"]),
+    ("--port vhost:s --dma txq0@dsa:wq0.0/fast", 2, &["'/fast'", "/direct"]),
+    ("--port vhost:s --dma txq0@dsa:wq0.0/direct/direct", 2, &["stands there twice"]),
+    ("--port vhost:s --dma txq0@dmadev:nope", 1, &["dmadev:nope"]),
+    ("--port vhost:s --dma txq0@dsa-sim0:wq0.0", 2, &["--dsa-sim: none is dsa-sim0"]),
+    ("--port vhost:s --dsa-sim 0", 2, &["--dsa-sim: no channel names dsa-sim0"]),
+    ("--port vhost:s --dsa-sim x", 2, &["'x' is no device number"]),
+    ("--port vhost:s --dsa-sim 0:speed=1", 2, &["speed=1", "profile="]),
+    ("--port vhost:s --dsa-sim 0:gen=nine --dma txq0@dsa-sim0:wq0.0", 2, &["gen=nine"]),
+    ("--port vhost:s --dsa-sim 0:fault=9 --dma txq0@dsa-sim0:wq0.0", 2, &["fault="]),
+    ("--port vhost:s --dsa-sim 0:lcore=x --dma txq0@dsa-sim0:wq0.0", 2, &["lcore=x"]),
+    ("--port vhost:s --dsa-sim 0:profile=missing --dma txq0@dsa-sim0:wq0.0", 1, &["'missing'", "vhost"]),
+    ("--port vhost:s --dsa-sim 0 --dma txq0@dsa-sim0:wq9.0", 1, &["wq9.0", "it has"]),
+    ("--port vhost:s --dsa-sim 0 --dsa-sim 0 --dma txq0@dsa-sim0:wq0.0", 2, &["dsa-sim0 twice"]),
+];
+
+/// Whole command lines.
+const COMMANDS: &[Row] = &[
+    ("", 2, &["Usage"]),
+    ("swich", 2, &["swich", "switch"]),
+    ("switch --demo --port gen:", 2, &["--demo", "--port"]),
+    ("switch --port gen: --hugepages 3M", 2, &["--hugepages", "3M"]),
+    ("switch --port gen: --duration=-1", 2, &["--duration"]),
+    ("switch --port gen: --duration soon", 2, &["--duration", "soon"]),
+    ("copy", 2, &["--port"]),
+    ("copy --port pcap:in -q 2", 2, &["--queues 2", "one queue"]),
+    ("copy --port gen: --dma-batch 0", 2, &["--dma-batch"]),
+    ("copy --port gen: --portmask 0x10", 2, &["--portmask"]),
+    ("pktgen", 2, &["--port"]),
+    ("pktgen --port pcap:-,out --size 63", 2, &["--size"]),
+    ("pktgen --port pcap:-,out --rate fast", 2, &["--rate", "fast"]),
+    ("pktgen --port pcap:-,out --rate 50%", 2, &["--link"]),
+    ("pktgen --port pcap:-,out --pcap missing", 1, &["missing", "No such file"]),
+    ("pktgen --port pcap:-,out --pcap text", 1, &["text", "not a pcap file"]),
+    ("pktgen --port pcap:-,text --count 1", 1, &["text", "it exists"]),
+    ("pktgen --port pcap:-,out --rfc2544 --plot p.png", 2, &["--plot", ".svg"]),
+    ("pktgen --port pcap:-,out --rfc2544 --plot no/p.svg", 2, &["--plot", "no directory no"]),
+    ("gpu --port gen: -w kernel --device cuda:7", 1, &["cuda:7"]),
+    ("gpu --port gen: -w kernel --device tpu", 2, &["--device", "tpu"]),
+    ("gpu --port gen: -w kernel --device host --work match", 2, &["--patterns"]),
+    (
+        "gpu --port gen: -w kernel --device host --work match --patterns missing",
+        1,
+        &["--patterns", "missing"],
+    ),
+    ("gpu --port gen: --device host", 2, &["--device", "-w kernel"]),
+    ("tcp", 2, &["--port"]),
+    ("tcp --port tap:t0", 2, &["addr"]),
+    ("tcp --port tap:t0,addr=1.2.3", 2, &["1.2.3"]),
+    ("exec", 2, &["exec"]),
+    ("predict --no-such", 2, &["--no-such"]),
+    ("bench", 2, &["bench"]),
+    ("bench vhost --case none", 2, &["--case", "none"]),
+    ("bench copy --plot x.txt", 2, &["--plot", ".svg"]),
+    ("bench copy --lcores 0,1,2", 2, &["--lcores"]),
+    ("dsa", 2, &["dsa"]),
+    ("dsa configure", 2, &["configure"]),
+    ("port list --sysfs text", 1, &["text"]),
+    ("port list --format csv", 2, &["csv"]),
+];
+
+/// Everything in a directory: what it is, and what files say.
+fn contents(dir: &Path) -> BTreeMap<String, Option<Vec<u8>>> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    entries.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).ok())).collect()
+}
+
+/// What is wrong with how a command ends; nothing, if that is as it should be.
+fn look(dir: &TempDir, line: &str, code: i32, words: &[&str]) -> Option<String> {
+    let began = Instant::now();
+    let output = Command::new(binary().unwrap())
+        .args(line.split_whitespace())
+        .current_dir(dir.path())
+        .env("COLUMNS", "1000")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let missing: Vec<_> = words.iter().filter(|word| !said.contains(**word)).collect();
+    let right = output.status.code() == Some(code) && missing.is_empty() && !said.contains("panicked");
+    // A machine may be busy.
+    let soon = began.elapsed() < Duration::from_secs(20);
+    (!right || !soon)
+        .then(|| format!("offcore {line}: {:?} with {missing:?} missing\n{said}", output.status.code()))
+}
+
+#[test]
+fn wrong_inputs_are_refused() {
+    let Some(()) = require(&[]) else { return };
+    let dir = TempDir::new().unwrap();
+    fs::write(dir.file("in"), capture(5)).unwrap();
+    fs::write(dir.file("empty"), capture(0)).unwrap();
+    let whole = capture(5);
+    fs::write(dir.file("cut"), &whole[..whole.len() - 10]).unwrap();
+    fs::write(dir.file("text"), "this is no capture").unwrap();
+    let before = contents(dir.path());
+    let switches = [FLAGS, PORTS, CHANNELS].into_iter().flatten();
+    let rows: Vec<_> = switches
+        .map(|&(flags, code, words)| (format!("{SHORT} {flags}"), code, words))
+        .chain(COMMANDS.iter().map(|&(line, code, words)| (line.to_owned(), code, words)))
+        .collect();
+    assert!(rows.len() >= 150, "{}", rows.len());
+    let mut wrong = Vec::new();
+    for (line, code, words) in &rows {
+        wrong.extend(look(&dir, line, *code, words));
+        let mut after = contents(dir.path());
+        after.retain(|name, bytes| before.get(name) != Some(bytes));
+        for name in after.keys() {
+            wrong.push(format!("offcore {line}: {name} is new or another one"));
+            fs::remove_file(dir.file(name)).unwrap();
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), rows.len(), wrong.join("\n"));
+}
