@@ -291,6 +291,8 @@ pub struct Report {
 pub struct Reporter {
     reader: Reader,
     started: Instant,
+    /// When no packet had come yet.
+    quiet: Instant,
     last: Option<(Instant, Vec<Snapshot>)>,
     connections: Option<Connections>,
 }
@@ -298,17 +300,34 @@ pub struct Reporter {
 impl Reporter {
     /// A reporter over `reader`'s page, and a host's connections when they are told of.
     pub fn new(reader: Reader, connections: Option<Connections>) -> Self {
-        Self { reader, started: Instant::now(), last: None, connections }
+        let started = Instant::now();
+        Self { reader, started, quiet: started, last: None, connections }
     }
 
-    /// The counters now; rates are over the time since the last report.
+    /// Whether packets have come. To be called now and then: as long as none have, what the first report's rates are over has not
+    /// begun.
+    ///
+    /// # Errors
+    /// When the page is damaged.
+    pub fn has_traffic(&mut self) -> Result<bool, PageError> {
+        let now = Instant::now();
+        let snapshot = self.reader.read()?;
+        let queues = snapshot.iter().filter(|block| block.name.starts_with("port"));
+        let none = queues.map(|block| value(block, "packets")).sum::<u64>() == 0;
+        if none {
+            self.quiet = now;
+        }
+        Ok(!none)
+    }
+
+    /// The counters now; rates are over the time since the last report, or since [packets came](Self::has_traffic).
     ///
     /// # Errors
     /// When the page is damaged.
     pub fn report(&mut self, kind: &'static str) -> Result<Report, PageError> {
         let now = Instant::now();
         let snapshot = self.reader.read()?;
-        let elapsed = now - self.last.as_ref().map_or(self.started, |(at, _)| *at);
+        let elapsed = now - self.last.as_ref().map_or(self.quiet, |(at, _)| *at);
         let before = self.last.as_ref().map_or(&[][..], |(_, blocks)| blocks);
         let mut report = Report {
             report: kind,

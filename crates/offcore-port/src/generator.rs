@@ -160,6 +160,10 @@ impl Port for GenPort {
     fn status(&self) -> String {
         let GenReport { sent, received, verified, lost, reordered, duplicates, corrupt, foreign } =
             self.report();
+        if received == 0 {
+            // Whether anything was to come back is not known here, and so neither is what is lost.
+            return format!("{sent} sent, nothing received, {corrupt} corrupt, {foreign} foreign");
+        }
         format!(
             "{sent} sent, {received} received ({verified} verified), {lost} lost, {reordered} reordered, \
              {duplicates} duplicates, {corrupt} corrupt, {foreign} foreign"

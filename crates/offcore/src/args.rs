@@ -24,6 +24,14 @@ use offcore_wire::MacAddr;
 
 use eal::EalArgs;
 
+// What flags are about, as --help groups them.
+const PORTS: &str = "Ports and packet buffers";
+const FORWARDING: &str = "Forwarding";
+const LEARNING: &str = "Learning switch (--forward l2)";
+const COPIES: &str = "Copies";
+const WORKERS: &str = "Workers";
+const REPORTS: &str = "Reports and stopping";
+
 #[derive(Args, Debug)]
 pub(crate) struct SwitchArgs {
     #[command(flatten)]
@@ -37,12 +45,12 @@ pub(crate) struct SwitchArgs {
 
     /// What is done with packets; the modes are testpmd's, l2 is a learning switch between all ports, and copy what
     /// `offcore copy` does
-    #[arg(long, value_name = "MODE", default_value = "io")]
+    #[arg(long, value_name = "MODE", default_value = "io", help_heading = FORWARDING)]
     pub forward: ForwardArg,
 
     /// Where a port's packets go: to its neighbour (0 and 1, 2 and 3), to the next one, or back; not with l2, which
     /// learns that [default: paired]
-    #[arg(long, value_name = "TOPOLOGY", value_parser = topology())]
+    #[arg(long, value_name = "TOPOLOGY", value_parser = topology(), help_heading = FORWARDING)]
     pub port_topology: Option<Topology>,
 
     #[command(flatten)]
@@ -53,45 +61,45 @@ pub(crate) struct SwitchArgs {
 
     /// Sends what is received from PORT and sent to it to another port, too, as PORT[:rx|tx|both]=SPEC, such as
     /// 0=pcap:-,capture.pcap; once for each mirror
-    #[arg(long = "mirror", value_name = "MIRROR", value_parser = mirror)]
+    #[arg(long = "mirror", value_name = "MIRROR", value_parser = mirror, help_heading = PORTS)]
     pub mirrors: Vec<MirrorArg>,
 
     /// Destination address of what is sent on PORT by mac, copy, txonly and flowgen [default: 02:00:00:00:00:PORT]
-    #[arg(long = "eth-peer", value_name = "PORT,MAC", value_parser = eth_peer)]
+    #[arg(long = "eth-peer", value_name = "PORT,MAC", value_parser = eth_peer, help_heading = FORWARDING)]
     pub eth_peers: Vec<(usize, MacAddr)>,
 
     /// Who makes the copies of the mapped queues; auto chooses by what it measures [default: offload where a queue is
     /// mapped, cpu elsewhere]
-    #[arg(long, value_name = "MODE", value_parser = mode())]
+    #[arg(long, value_name = "MODE", value_parser = mode(), help_heading = COPIES)]
     pub mode: Option<Mode>,
 
     /// Packets taken from a queue at a time, 1 to 64
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = within(1..=offcore_mem::BURST))]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = within(1..=offcore_mem::BURST), help_heading = WORKERS)]
     pub burst: usize,
 
     /// Bytes of the packets of txonly and flowgen, FCS included (testpmd's --txpkts plus 4) [default: 64]
-    #[arg(long, value_name = "BYTES", value_parser = within(46..=65553))]
+    #[arg(long, value_name = "BYTES", value_parser = within(46..=65553), help_heading = FORWARDING)]
     pub txpkts: Option<usize>,
 
     /// Application work per received packet in nanoseconds: what copies by an engine hide behind
-    #[arg(long, value_name = "N", value_parser = within(1..=1_000_000_000))]
+    #[arg(long, value_name = "N", value_parser = within(1..=1_000_000_000), help_heading = WORKERS)]
     pub work_ns: Option<usize>,
 
     /// SCHED_FIFO priority of the workers, 1 to 99; needs root or CAP_SYS_NICE
-    #[arg(long, value_name = "N", value_parser = within(1..=99))]
+    #[arg(long, value_name = "N", value_parser = within(1..=99), help_heading = WORKERS)]
     pub rt_priority: Option<usize>,
 
     /// What a worker does that has nothing to do: poll on, or sleep until something comes
-    #[arg(long, value_name = "WHAT", default_value = "poll", value_parser = idle())]
+    #[arg(long, value_name = "WHAT", default_value = "poll", value_parser = idle(), help_heading = WORKERS)]
     pub idle: Idle,
 
     /// With --mode auto: microseconds that a packet may take through an engine, from submission to publication; the core
     /// copies where they take longer
-    #[arg(long, value_name = "MICROSECONDS", value_parser = within(1..=1_000_000))]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = within(1..=1_000_000), help_heading = COPIES)]
     pub max_latency: Option<usize>,
 
     /// Stop when nothing has moved for a second: for ports whose packets end, such as pcap and gen with a count
-    #[arg(long)]
+    #[arg(long, help_heading = REPORTS)]
     pub until_idle: bool,
 }
 
@@ -99,7 +107,7 @@ pub(crate) struct SwitchArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PortArgs {
     /// A port, as KIND:ARGS (see `offcore switch --help`); once for each port, they are counted from 0
-    #[arg(long = "port", value_name = "SPEC", value_parser = port, required = true)]
+    #[arg(long = "port", value_name = "SPEC", value_parser = port, required = true, help_heading = PORTS)]
     pub ports: Vec<PortSpec>,
 }
 
@@ -107,7 +115,7 @@ pub(crate) struct PortArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RunArgs {
     /// The lcores of the workers, such as 0,2-3 [default: the first that no channel uses]
-    #[arg(long, value_name = "LIST", value_parser = lcores)]
+    #[arg(long, value_name = "LIST", value_parser = lcores, help_heading = WORKERS)]
     pub lcores: Option<Lcores>,
 
     #[command(flatten)]
@@ -117,15 +125,15 @@ pub(crate) struct RunArgs {
     pub eal: EalArgs,
 
     /// Seconds between two reports; 0: only the last one
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval, help_heading = REPORTS)]
     pub stats_interval: Duration,
 
     /// Reports for people, or JSON with one object a line
-    #[arg(long, value_name = "FORMAT", default_value = "table")]
+    #[arg(long, value_name = "FORMAT", default_value = "table", help_heading = REPORTS)]
     pub format: Format,
 
     /// Stop after this time
-    #[arg(long, value_name = "SECONDS", value_parser = duration)]
+    #[arg(long, value_name = "SECONDS", value_parser = duration, help_heading = REPORTS)]
     pub duration: Option<Duration>,
 }
 
@@ -133,12 +141,12 @@ pub(crate) struct RunArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct EngineArgs {
     /// Which channels make the copies of which queues: `[PORT.]txqN[*WEIGHT]@CH[+CH];...` or `rxqN@...`
-    #[arg(long, value_name = "MAP")]
+    #[arg(long, value_name = "MAP", help_heading = COPIES)]
     pub dma: Option<DmaMap>,
 
     /// A simulated DSA device for channels dsa-simN:wqN.M, as N[:KEY=VALUE,...] (see `offcore switch --help`); once for
     /// each device
-    #[arg(long = "dsa-sim", value_name = "SPEC")]
+    #[arg(long = "dsa-sim", value_name = "SPEC", help_heading = COPIES)]
     pub dsa_sims: Vec<Simulator>,
 }
 
@@ -153,7 +161,7 @@ pub(crate) struct DemoArgs {
     pub quick: bool,
 
     /// Results for people, or JSON with one object a line
-    #[arg(long, value_name = "FORMAT", default_value = "table")]
+    #[arg(long, value_name = "FORMAT", default_value = "table", help_heading = REPORTS)]
     pub format: Format,
 }
 
@@ -181,11 +189,11 @@ impl fmt::Display for ForwardArg {
 pub(crate) struct MacArgs {
     /// Copied packets get the TX port's address as their source and 02:00:00:00:00:PORT as their destination; so it is
     /// by default
-    #[arg(long, overrides_with = "no_mac_updating")]
+    #[arg(long, overrides_with = "no_mac_updating", help_heading = FORWARDING)]
     mac_updating: bool,
 
     /// Copied packets keep their addresses
-    #[arg(long, overrides_with = "mac_updating")]
+    #[arg(long, overrides_with = "mac_updating", help_heading = FORWARDING)]
     no_mac_updating: bool,
 }
 
@@ -200,26 +208,26 @@ impl MacArgs {
 pub(crate) struct BridgeArgs {
     /// With l2: seconds after which a station that sends nothing is forgotten; 0: none is learned, all is flooded
     /// [default: 300]
-    #[arg(long, value_name = "SECONDS", value_parser = ageing)]
+    #[arg(long, value_name = "SECONDS", value_parser = ageing, help_heading = LEARNING)]
     pub ageing: Option<Duration>,
 
     /// With l2: addresses that can be known at the same time [default: 16384]
-    #[arg(long, value_name = "N", value_parser = within(1..=1 << 20))]
+    #[arg(long, value_name = "N", value_parser = within(1..=1 << 20), help_heading = LEARNING)]
     pub fdb_size: Option<usize>,
 
     /// With l2: packets a second that one port may have sent to all others (broadcast, multicast, unknown stations); more
     /// are dropped
-    #[arg(long, value_name = "PPS", value_parser = within(1..=1_000_000_000))]
+    #[arg(long, value_name = "PPS", value_parser = within(1..=1_000_000_000), help_heading = LEARNING)]
     pub flood_limit: Option<usize>,
 
     /// With l2: PORT=access:VLAN or PORT=trunk:VLAN,FIRST-LAST,...[,native=VLAN]; once for each port. A port without is in
     /// every VLAN, and tags stay as they are
-    #[arg(long = "vlan", value_name = "RULE")]
+    #[arg(long = "vlan", value_name = "RULE", help_heading = LEARNING)]
     pub vlans: Vec<VlanRule>,
 
     /// With l2: `PORT=MAC,MAC,...[,locked]`, addresses that are the port's and no other one's (`bridge fdb add MAC dev PORT
     /// static`); locked: packets from any other address are dropped; once for each port
-    #[arg(long = "fdb", value_name = "RULE")]
+    #[arg(long = "fdb", value_name = "RULE", help_heading = LEARNING)]
     pub stations: Vec<StationRule>,
 }
 
@@ -238,15 +246,15 @@ pub(crate) struct MirrorArg {
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct PoolArgs {
     /// Packet buffers in the pool
-    #[arg(long, value_name = "N", default_value_t = 16384, value_parser = within(64..=1 << 24))]
+    #[arg(long, value_name = "N", default_value_t = 16384, value_parser = within(64..=1 << 24), help_heading = PORTS)]
     pub mbufs: usize,
 
     /// Bytes of a packet buffer, 256 of headroom included: a power of two from 2048 to 32768
-    #[arg(long, value_name = "BYTES", default_value_t = 2048, value_parser = mbuf_size)]
+    #[arg(long, value_name = "BYTES", default_value_t = 2048, value_parser = mbuf_size, help_heading = PORTS)]
     pub mbuf_size: usize,
 
     /// Pages of the packet buffers: the largest to be had, or these or none
-    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages())]
+    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages(), help_heading = PORTS)]
     pub hugepages: Hugepages,
 }
 

@@ -1,6 +1,7 @@
 //! The command line's subcommands.
 
 use std::ffi::OsString;
+use std::sync::LazyLock;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -10,7 +11,7 @@ use crate::dsa::DsaCommand;
 
 /// A packet data path whose copies are made by an engine instead of the core.
 #[derive(Debug, Parser)]
-#[command(name = "offcore", version, after_help = EXAMPLES)]
+#[command(name = "offcore", version = VERSION.as_str(), after_help = EXAMPLES)]
 pub(crate) struct Cli {
     /// Log more: -v what happens, -vv how, -vvv everything; without it OFFCORE_LOG says what (default: warn)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
@@ -25,16 +26,16 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Switch packets between ports, testpmd-like; --demo needs nothing else
-    #[command(after_help = SWITCH_EXAMPLES, override_usage = SWITCH_USAGE)]
+    #[command(after_help = MORE, after_long_help = SWITCH_EXAMPLES, override_usage = SWITCH_USAGE)]
     Switch(Box<SwitchArgs>),
     /// Show what offloading saves here: in-process guests, nothing needed
     #[command(name = SWITCH_DEMO, hide = true, override_usage = SWITCH_USAGE)]
     Demo(DemoArgs),
     /// The packet-copy forwarder, dpdk-dma-like: receive, copy, update addresses, send
-    #[command(after_help = crate::copy::EXAMPLES)]
+    #[command(after_help = MORE, after_long_help = crate::copy::EXAMPLES)]
     Copy(Box<crate::copy::CopyArgs>),
     /// l2fwd-nv's pipelines: receive, gather bursts, let a GPU or the CPU work on them, send
-    #[command(after_help = crate::gpu::EXAMPLES)]
+    #[command(after_help = MORE, after_long_help = crate::gpu::EXAMPLES)]
     Gpu(Box<crate::gpu::GpuArgs>),
     /// Measure the published tables on this machine
     Bench {
@@ -42,22 +43,22 @@ pub(crate) enum Command {
         command: BenchCommand,
     },
     /// Send packets and see what comes back: loss, order, content, latency; --rfc2544 searches for the throughput
-    #[command(after_help = crate::pktgen::EXAMPLES)]
+    #[command(after_help = MORE, after_long_help = crate::pktgen::EXAMPLES)]
     Pktgen(Box<crate::pktgen::PktgenArgs>),
     /// A TCP/IP host on ports, with a small application: echo, sink, source or files by HTTP; --demo needs nothing else
-    #[command(after_help = crate::tcp::EXAMPLES, override_usage = TCP_USAGE)]
+    #[command(after_help = MORE, after_long_help = crate::tcp::EXAMPLES, override_usage = TCP_USAGE)]
     Tcp(Box<crate::tcp::TcpArgs>),
     /// Show what offloading saves a TCP host: two of them in this process, nothing needed
     #[command(name = TCP_DEMO, hide = true, override_usage = TCP_USAGE)]
     TcpDemo(DemoArgs),
     /// Stream chunks to a TCP sink, as the mTCP guide does: who copies into the send buffer, who into packets
-    #[command(after_help = crate::epping::EXAMPLES)]
+    #[command(after_help = MORE, after_long_help = crate::epping::EXAMPLES)]
     Epping(Box<crate::epping::EppingArgs>),
     /// Run a program whose sockets are those of `offcore tcp --serve`
-    #[command(after_help = crate::exec::EXAMPLES)]
+    #[command(after_help = MORE, after_long_help = crate::exec::EXAMPLES)]
     Exec(crate::exec::ExecArgs),
     /// What DSA would give this machine at your packet sizes: measured core costs and the device's model
-    #[command(after_help = crate::predict::EXAMPLES)]
+    #[command(after_help = MORE, after_long_help = crate::predict::EXAMPLES)]
     Predict(crate::predict::PredictArgs),
     /// List devices that can be used as ports
     Port {
@@ -80,6 +81,15 @@ impl Command {
         }
     }
 }
+
+/// What -h leaves out.
+const MORE: &str = "More, with examples: --help";
+
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let commit = option_env!("OFFCORE_COMMIT").map_or(String::new(), |commit| format!(", commit {commit}"));
+    let dpdk = if cfg!(feature = "dpdk") { "with" } else { "without" };
+    format!("{}{commit}, {dpdk} DPDK", env!("CARGO_PKG_VERSION"))
+});
 
 const EXAMPLES: &str = "\
 Examples:

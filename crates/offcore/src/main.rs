@@ -29,6 +29,7 @@ mod output;
 mod pktgen;
 mod port;
 mod predict;
+mod signals;
 mod switch;
 mod tcp;
 

@@ -20,7 +20,8 @@ use offcore_flow::pktgen;
 
 use crate::Failure;
 use crate::output::say;
-use crate::switch::{self, ports};
+use crate::signals::stop_on_signals;
+use crate::switch::ports;
 
 pub(crate) use args::{EXAMPLES, PktgenArgs};
 use interfaces::Interfaces;
@@ -29,7 +30,7 @@ use interfaces::Interfaces;
 pub(crate) fn run(args: &PktgenArgs) -> Result<(), Failure> {
     plan::check(args).map_err(Failure::Usage)?;
     let payload = plan::capture(args)?;
-    let interrupted = switch::stop_on_signals().context("handling signals")?;
+    let interrupted = stop_on_signals().context("handling signals")?;
     args.run.eal.configure().map_err(Failure::Usage)?;
     let (pool, line) = args.run.pool.open().map_err(anyhow::Error::new)?;
     say(&line);

@@ -19,18 +19,15 @@ use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
 use offcore_stats::pace::Pace;
 use rustix::process::{Pid, getppid};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use crate::Failure;
 use crate::args::{Format, RunArgs, SwitchArgs};
 use crate::output::{say, write};
+use crate::signals::stop_on_signals;
 use advice::Advice;
 use ports::Observed;
 use report::{Line, Measurement, StoppedBy};
 
-/// How long a stop takes at most before another signal may end it.
-const CLEANING: Duration = Duration::from_secs(2);
 /// How often the control thread looks at signals, links and the clock.
 const TICK: Duration = Duration::from_millis(20);
 /// The same while it measures packets.
@@ -100,39 +97,19 @@ pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Resul
     let last = running.reporter().map_err(anyhow::Error::new)?;
     let statuses = watching.ports.iter().map(|_| SaidStatus::default()).collect();
     let advice = Advice::new(running.reporter().map_err(anyhow::Error::new)?);
-    let mut watch =
-        Watch { watching, running, observed, interrupted, statuses, last, advice, measurement: None };
+    let mut watch = Watch {
+        watching,
+        running,
+        observed,
+        interrupted,
+        statuses,
+        last,
+        has_traffic: false,
+        advice,
+        measurement: None,
+    };
     let stopped_by = watch.until_stopped()?;
     watch.finish(stopped_by)
-}
-
-/// A flag that SIGINT, SIGTERM and SIGHUP set. Another one ends the process, once cleaning up has had its time.
-pub(crate) fn stop_on_signals() -> std::io::Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    // Whoever had it ignored (nohup) wants a process that outlives its terminal.
-    if !ignores(SIGHUP) {
-        signals.add_signal(SIGHUP)?;
-    }
-    let stop = Arc::clone(&flag);
-    std::thread::Builder::new().name("signals".into()).spawn(move || {
-        let mut first = None;
-        for _ in signals.forever() {
-            stop.store(true, Ordering::Relaxed);
-            if first.get_or_insert_with(Instant::now).elapsed() > CLEANING {
-                signal_hook::low_level::exit(1);
-            }
-        }
-    })?;
-    Ok(flag)
-}
-
-/// Whether this process was started with the signal ignored.
-fn ignores(signal: i32) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    ignored.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 /// What was said of a port last, and how often something may be: whoever is at its other end may have its state change all the time.
@@ -195,8 +172,9 @@ struct Watch<'a> {
     interrupted: Arc<AtomicBool>,
     /// The last status of each port that was said.
     statuses: Vec<SaidStatus>,
-    /// Has not reported yet, so that the rates of its one report are over the whole run.
+    /// Has not reported yet, so that the rates of its one report are over all of the time with traffic.
     last: Reporter,
+    has_traffic: bool,
     advice: Advice,
     /// What was measured, when it has been.
     measurement: Option<Measurement>,
@@ -219,6 +197,9 @@ impl Watch<'_> {
         loop {
             let now = Instant::now();
             self.running.tend();
+            if !self.has_traffic {
+                self.has_traffic = self.last.has_traffic()?;
+            }
             say_changes(self.running.ports(), &mut self.statuses, |port| self.observed.has_link(port));
             self.advice.look(now)?;
             if self.interrupted.load(Ordering::Relaxed) {

@@ -372,7 +372,7 @@ fn demo_checks_packets_and_explains() {
         assert!(size["verified"].as_u64().unwrap() > 0 && size["lost"] == 0, "{size}");
         assert!(size["cpu_cycles"].as_f64().unwrap() > 0.0 && size["offload_cycles"].as_f64().unwrap() > 0.0);
     }
-    assert!(summary["meaning"].as_str().unwrap().starts_with("Taking the copies off the core"), "{summary}");
+    assert!(summary["meaning"].as_str().unwrap().starts_with("Offloading "), "{summary}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ pub(crate) const WITHOUT: &str = "this offcore was built without DPDK: install l
 pub(crate) struct EalArgs {
     /// Arguments for DPDK's EAL in its own syntax, such as '-m 512 --vdev net_null0'; only with dpdk: ports and dmadev:
     /// channels. [default: hugepages if there are some, no PCI device but those asked for, virtual addresses]
-    #[arg(long, value_name = "ARGS", allow_hyphen_values = true)]
+    #[arg(long, value_name = "ARGS", allow_hyphen_values = true, help_heading = super::PORTS)]
     pub eal: Option<String>,
 }
 

@@ -1,13 +1,15 @@
 //! The signals of `offcore exec` beside a stack of its own: some end both, the others are the program's.
 
+use std::io;
 use std::time::{Duration, Instant};
-use std::{fs, io};
 
 use rustix::process::{Pid, Signal, getpgid, getpgrp, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
+
+use crate::signals::ignored_signals;
 
 /// What is taken.
 const TAKEN: [i32; 7] = [SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGUSR1, SIGUSR2, SIGWINCH];
@@ -39,7 +41,7 @@ impl Signals {
     /// # Errors
     /// The system's.
     pub(super) fn new() -> io::Result<Self> {
-        let ignored = ignored(&fs::read_to_string("/proc/self/status")?);
+        let ignored = ignored_signals()?;
         let taken = TAKEN.into_iter().filter(|number| ignored & (1 << (number - 1)) == 0);
         Ok(Self { arriving: SignalsInfo::new(taken)?, ends: None, stop: None })
     }
@@ -86,22 +88,5 @@ fn pass_on(number: i32, processes: &[Pid]) {
     let Some(signal) = Signal::from_named_raw(number) else { return };
     for pid in processes {
         let _ = kill_process(*pid, signal);
-    }
-}
-
-/// Which signals are ignored, a bit for each, by what `/proc` says of a process.
-fn ignored(status: &str) -> u64 {
-    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ignored_signals_are_bits() {
-        assert_eq!(ignored("Name:\tx\nSigBlk:\t00000000000000ff\nSigIgn:\t0000000000001001\n"), 0x1001);
-        assert_eq!(ignored("nothing"), 0);
     }
 }

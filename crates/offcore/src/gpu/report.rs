@@ -12,7 +12,7 @@ pub(super) fn tables(line: &Line<'_>) -> String {
     if let Some(measured) = &line.measured {
         text += &measurement(measured);
     }
-    text += &queues(&line.report.queues);
+    text += &queues(&line.report.queues, line.report.seconds);
     text += &work(&line.report.work, &line.report.queues);
     text += &costs(line);
     text

@@ -41,6 +41,16 @@ pub(crate) fn digits(value: Option<f64>, digits: usize) -> String {
     or_dash(value.map(|value| format!("{value:.digits$}")))
 }
 
+/// A rate in the unit that it is read best in: 980, 12.500 k, 1.250 M.
+pub(crate) fn scaled(rate: f64) -> String {
+    match rate {
+        ..1e3 => format!("{rate:.0}"),
+        ..1e6 => format!("{:.3} k", rate / 1e3),
+        ..1e9 => format!("{:.3} M", rate / 1e6),
+        _ => format!("{:.3} G", rate / 1e9),
+    }
+}
+
 /// Nanoseconds as microseconds.
 pub(crate) fn us(ns: Option<f64>) -> String {
     digits(ns.map(|ns| ns / 1e3), 1)

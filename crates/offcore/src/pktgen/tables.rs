@@ -26,9 +26,9 @@ pub(super) fn report(
     let name = |one: &DirectionReport| format!("{} to {}", one.from, one.to);
     let all = (report.directions.len() > 1).then(|| rates("all", &report.all));
     let rows = report.directions.iter().map(|one| rates(&name(one), &one.figures)).chain(all);
-    text += &columns("<ports|sent|Mpps|Gbit/s|received|Mpps|Gbit/s|on the wire|lost|lost, %", rows);
+    text += &columns("<ports|sent|Mpps|Gbit/s|received|Mpps|Gbit/s|L1 Gbit/s|lost|lost, %", rows);
     let rows = report.directions.iter().filter_map(|one| latencies(&name(one), &one.figures));
-    text += &columns("<µs|least|50 %|90 %|99 %|99.9 %|most", rows);
+    text += &columns("<latency, µs|min|p50|p90|p99|p99.9|max", rows);
     text += &remarks(&report.all.counts);
     for difference in interfaces.iter().filter_map(Compared::difference).filter(|_| stopped_by.is_some()) {
         let _ = writeln!(text, "  {difference}");
@@ -113,10 +113,10 @@ mod tests {
         };
         let expected = "\
 ── 1.0 s: rate 1.5Mpps, size 64, 1 flow, bursts of 1
-  ports   sent   Mpps  Gbit/s  received   Mpps  Gbit/s  on the wire  lost  lost, %
-  0 to 1  1000  1.500   0.000       999  0.000   0.250        0.000     2   0.2000
-  µs      least  50 %  90 %  99 %  99.9 %    most
-  0 to 1    0.8   1.2   2.0   3.0     4.0  5000.0
+  ports   sent   Mpps  Gbit/s  received   Mpps  Gbit/s  L1 Gbit/s  lost  lost, %
+  0 to 1  1000  1.500   0.000       999  0.000   0.250      0.000     2   0.2000
+  latency, µs  min  p50  p90  p99  p99.9     max
+  0 to 1       0.8  1.2  2.0  3.0    4.0  5000.0
   999 verified, 1 duplicates, 3 foreign
 ";
         assert_eq!(report(&one, &[], None), expected);

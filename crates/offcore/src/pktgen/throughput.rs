@@ -236,7 +236,7 @@ fn table(rows: &[Row], duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     let mut text = format!("throughput by RFC 2544, each direction, trials of {seconds} s\n");
     text += &columns(
-        "bytes|loss allowed, %|Mpps|Gbit/s|on the wire|lost, %|<limited by|trials|µs: 50 %|99 %|most",
+        "bytes|loss allowed, %|Mpps|Gbit/s|L1 Gbit/s|lost, %|<limited by|trials|µs: p50|p99|max",
         rows.iter().map(Row::cells),
     );
     let sum = |of: fn(&Row) -> u64| rows.iter().map(of).sum::<u64>();

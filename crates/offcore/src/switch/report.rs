@@ -5,6 +5,7 @@ mod tcp;
 use std::fmt::Write;
 use std::time::Duration;
 
+use offcore_flow::pktgen::rate::WIRE_OVERHEAD;
 use offcore_flow::report::{BridgeReport, ChannelReport, DecisionReport, QueueReport, Report};
 use offcore_flow::report::{TurnsReport, WorkerReport};
 use offcore_port::PeerReport;
@@ -14,7 +15,7 @@ use offcore_stats::stage::Group;
 use offcore_wire::ethernet;
 use serde::Serialize;
 
-use crate::output::table::columns;
+use crate::output::table::{columns, scaled};
 
 /// A report as it is written: what the workers counted, and what the ports say.
 #[derive(Debug, Serialize)]
@@ -129,7 +130,7 @@ impl From<GenReport> for Generator {
 pub(crate) fn tables(line: &Line<'_>) -> String {
     let report = line.report;
     let mut text = heading(line);
-    text += &queues(&report.queues);
+    text += &queues(&report.queues, report.seconds);
     text += &channels(&report.channels, "copies submitted|completed|failed");
     if let Some(learning) = &report.bridge {
         text += &bridge(learning);
@@ -156,7 +157,7 @@ pub(crate) fn costs(line: &Line<'_>) -> String {
 pub(crate) fn heading(line: &Line<'_>) -> String {
     match line.stopped_by {
         None => format!("── {:.1} s\n", line.report.seconds),
-        Some(_) => format!("══ {:.1} s in all, rates over all of it\n", line.report.seconds),
+        Some(_) => format!("══ {:.1} s in all, rates since the first packet\n", line.report.seconds),
     }
 }
 
@@ -175,25 +176,60 @@ fn port_statuses(line: &Line<'_>) -> String {
     text
 }
 
-/// What went through each queue.
-pub(crate) fn queues(queues: &[QueueReport]) -> String {
-    let rows = queues.iter().map(|queue| {
+/// Bits that a frame takes on a wire beside its bytes: FCS, preamble and gap.
+const ON_WIRE: f64 = ((ethernet::FCS_LEN + WIRE_OVERHEAD) * 8) as f64;
+/// A rate over less than this, in seconds, says nothing.
+const SHORTEST: f64 = 0.1;
+
+/// What went through all ports, through each, and through its queues where it has several.
+pub(crate) fn queues(queues: &[QueueReport], seconds: f64) -> String {
+    let row = |name: String, all: &[&QueueReport]| {
+        let sum = |of: fn(&QueueReport) -> f64| all.iter().map(|queue| of(queue)).sum::<f64>();
+        let rate = |rate: f64| if seconds < SHORTEST { "-".into() } else { scaled(rate) };
+        let packets = sum(|queue| queue.packets_per_second);
         [
-            format!("{} {}{}", queue.port, queue.half, queue.queue),
-            queue.packets.to_string(),
-            format!("{:.3}", queue.packets_per_second / 1e6),
-            format!("{:.3}", queue.bits_per_second / 1e9),
-            dropped(queue),
+            name,
+            all.iter().map(|queue| queue.packets).sum::<u64>().to_string(),
+            rate(packets),
+            rate(sum(|queue| queue.bits_per_second) + packets * ON_WIRE),
+            dropped(all),
         ]
-    });
-    columns("<queue|packets|Mpps|Gbit/s|<dropped", rows)
+    };
+    let of = |port: Option<&str>, half: &str| -> Vec<&QueueReport> {
+        let is_it = |queue: &&QueueReport| queue.half == half && port.is_none_or(|port| queue.port == port);
+        queues.iter().filter(is_it).collect()
+    };
+    let mut ports: Vec<&str> = Vec::new();
+    for queue in queues {
+        if !ports.contains(&&*queue.port) {
+            ports.push(&queue.port);
+        }
+    }
+    let halves = |port| ["rx", "tx"].map(|half| (port, half, of(port, half)));
+    let all = halves(None).into_iter().filter(|_| ports.len() > 1);
+    let each = ports.iter().flat_map(|port| halves(Some(*port)));
+    let mut rows = Vec::new();
+    for (port, half, queues) in all.chain(each).filter(|(.., queues)| !queues.is_empty()) {
+        rows.push(row(format!("{} {half}", port.unwrap_or("all")), &queues));
+        let several = queues.iter().filter(|_| port.is_some() && queues.len() > 1);
+        rows.extend(several.map(|queue| row(format!("  {half}q{}", queue.queue), &[queue])));
+    }
+    columns("<port|packets|packets/s|bit/s (L1)|<dropped", rows)
 }
 
 /// Reasons with their counts, and how often the pool was dry.
-fn dropped(queue: &QueueReport) -> String {
-    let mut parts: Vec<String> = queue.drops.iter().map(|(reason, n)| format!("{reason} {n}")).collect();
-    if queue.starved > 0 {
-        parts.push(format!("(pool dry in {} polls)", queue.starved));
+fn dropped(queues: &[&QueueReport]) -> String {
+    let mut reasons: Vec<(&str, u64)> = Vec::new();
+    for (reason, n) in queues.iter().flat_map(|queue| &queue.drops) {
+        match reasons.iter_mut().find(|(known, _)| known == reason) {
+            Some((_, count)) => *count += n,
+            None => reasons.push((reason, *n)),
+        }
+    }
+    let mut parts: Vec<String> = reasons.iter().map(|(reason, n)| format!("{reason} {n}")).collect();
+    let starved: u64 = queues.iter().map(|queue| queue.starved).sum();
+    if starved > 0 {
+        parts.push(format!("(pool dry in {starved} polls)"));
     }
     if parts.is_empty() { "-".into() } else { parts.join(", ") }
 }
@@ -305,7 +341,10 @@ fn core_copies(worker: &WorkerReport) -> String {
             "; {} turns waited for others, the longest took {:.0} us",
             worker.waited, worker.longest_us
         );
-        for TurnsReport { port, used, active, .. } in &worker.turns {
+        // Over less the share is that of a few turns.
+        for TurnsReport { port, used, active, .. } in
+            worker.turns.iter().filter(|turns| turns.active >= SHORTEST)
+        {
             let share = 100.0 * used / active.max(*used);
             let _ =
                 write!(text, ", port {port} had {share:.0} % of the {active:.1} s in which it had packets");
@@ -383,9 +422,9 @@ mod tests {
         let text = tables(&Line::interval(&report, &[]));
         let expected = "\
 ── 2.0 s
-  queue      packets   Mpps  Gbit/s  dropped
-  port1 rx0  1000000  2.500   1.200  (pool dry in 4 polls)
-  port1 tx0  1000000  2.500   1.200  full 12, down 3
+  port      packets  packets/s  bit/s (L1)  dropped
+  port1 rx  1000000    2.500 M     1.680 G  (pool dry in 4 polls)
+  port1 tx  1000000    2.500 M     1.680 G  full 12, down 3
   channel        shared by  copies submitted  completed  failed  in flight  bytes
   lcore0 core:1  lock                    900        896       1          3  54000
   cycles, %    rx  virtqueue  header  copy  submit  poll  publish    tx  application  idle
@@ -398,6 +437,26 @@ mod tests {
   lcore0 2048 B    engine  cheaper          310             41        7        900     2        1
 ";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn ports_are_sums_of_their_queues() {
+        let mut all = report().queues;
+        all.insert(1, QueueReport { queue: 1, starved: 1, ..all[0].clone() });
+        all.push(QueueReport { port: "port2".into(), drops: vec![("full".into(), 8)], ..all[2].clone() });
+        let expected = "
+  port      packets  packets/s  bit/s (L1)  dropped
+  all rx    2000000    5.000 M     3.360 G  (pool dry in 5 polls)
+  all tx    2000000    5.000 M     3.360 G  full 20, down 3
+  port1 rx  2000000    5.000 M     3.360 G  (pool dry in 5 polls)
+    rxq0    1000000    2.500 M     1.680 G  (pool dry in 4 polls)
+    rxq1    1000000    2.500 M     1.680 G  (pool dry in 1 polls)
+  port1 tx  1000000    2.500 M     1.680 G  full 12, down 3
+  port2 tx  1000000    2.500 M     1.680 G  full 8
+";
+        assert_eq!(format!("\n{}", queues(&all, 1.0)), expected);
+        let short = queues(&all, 0.05);
+        assert!(short.contains("all tx    2000000          -           -"), "{short}");
     }
 
     #[test]
