@@ -9,7 +9,8 @@
 //! queues that the port does not have go to the kernel's stack as before.
 //!
 //! The program is attached by a link that ends with the process, in whichever way it ends; a program of somebody else is
-//! never replaced. An interface that the kernel's stack uses is taken over only by force. An interface that is deleted takes its sockets along: what is sent meanwhile is dropped and counted
+//! never replaced. An interface that the kernel's stack uses is taken over only by force. One that is deleted takes its
+//! sockets along: what is sent meanwhile is dropped and counted
 //! ([`DropReason::Down`]), and when an interface of that name is there again, it is taken over anew.
 //!
 //! The kernel leaves checksums of its own packets to an interface that says it does them, as veth does, and an XDP

@@ -136,8 +136,8 @@ impl Uses {
     }
 }
 
-/// What the kernel's stack uses interface number `index` for in the calling thread's network namespace: addresses, routes, and a bridge or bond
-/// that it is a part of. Nothing, if that is empty.
+/// What the kernel's stack uses interface number `index` for in the calling thread's network namespace: addresses, routes,
+/// and a bridge or bond that it is a part of. Nothing, if that is empty.
 ///
 /// # Errors
 /// What the kernel says.

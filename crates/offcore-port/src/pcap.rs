@@ -98,8 +98,9 @@ impl PcapPort {
     /// Opens the files.
     ///
     /// # Errors
-    /// A file that cannot be opened, an output that exists and is not to be overwritten, or an input that is not a capture file of Ethernet packets. An input that is to be
-    /// repeated is read once to its end, so a damaged or empty one is refused too.
+    /// A file that cannot be opened, an output that exists and is not to be overwritten, or an input that is not a capture
+    /// file of Ethernet packets. An input that is to be repeated is read once to its end, so a damaged or empty one is
+    /// refused too.
     pub fn open(spec: &PcapSpec) -> Result<Self, PortError> {
         let name = spec.to_string();
         let fail = |path: &Path, error: PcapError| match error {

@@ -92,7 +92,10 @@ fn tidy_on_signals() -> std::io::Result<()> {
     std::thread::spawn(move || {
         for signal in signals.forever() {
             leftovers::remove_all();
-            if let Some(measured) = lock_measured().take().filter(|all| !all.rows.is_empty()) {
+            let measured = lock_measured().take();
+            // Rows of JSON are out.
+            if let Some(measured) = measured.filter(|all| all.format != Format::Json && !all.rows.is_empty())
+            {
                 say("interrupted: these are the rows that were finished");
                 // There is nobody left to tell that it cannot be written.
                 let _ = written(&measured);

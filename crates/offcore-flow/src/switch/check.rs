@@ -95,7 +95,6 @@ impl SwitchConfig {
 /// Each queue that is mapped has copies to offload.
 fn check_dma(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Result<(), SwitchError> {
     for entry in &config.dma.entries {
-        let mut named = entry.port.map_or(0..ports.len(), |port| port..port + 1);
         // A copy stage is around any port's RX queue; a host copies what is received and what is sent.
         let stage = match config.run {
             Run::Copy(_) => entry.half == Half::Rx,
@@ -107,29 +106,29 @@ fn check_dma(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Result<(), Switc
             Run::Host(_) => config.lcores.len(),
             _ => port.queues().into(),
         };
-        let makes_copies =
-            |port: &dyn Port| (port.offloads() || stage) && usize::from(entry.queue) < queues(port);
-        if !named.any(|port| ports.get(port).is_some_and(|port| makes_copies(&**port))) {
-            let which = format!(
-                "{}q{} of {}",
-                if entry.half == Half::Rx { "rx" } else { "tx" },
-                entry.queue,
-                entry.port.map_or("any port".into(), |port| format!("port {port}"))
-            );
-            let most = ports.iter().enumerate().filter(|(index, port)| {
-                (port.offloads() || stage) && entry.port.is_none_or(|port| port == *index)
-            });
-            if let Some(most) = most.map(|(_, port)| queues(&**port)).max() {
-                let last = most.saturating_sub(1);
-                return Field::Dma.refuse(format!("{which} is not there: expected a queue from 0 to {last}"));
-            }
-            let expected = match config.run {
-                Run::Copy(_) => "a queue rxqN: the copy stage is behind it",
-                Run::Host(_) => "rxqN or txqN of a worker, counted from 0",
-                _ => "a queue of a vhost port, or rxqN with a copy stage behind it (forward mode copy)",
-            };
-            return Field::Dma.refuse(format!("{which}, where no copies are made: expected {expected}"));
+        let copying = ports.iter().enumerate().filter(|(index, port)| {
+            (port.offloads() || stage) && entry.port.is_none_or(|port| port == *index)
+        });
+        let most = copying.map(|(_, port)| queues(&**port)).max();
+        if most.is_some_and(|most| usize::from(entry.queue) < most) {
+            continue;
         }
+        let which = format!(
+            "{}q{} of {}",
+            if entry.half == Half::Rx { "rx" } else { "tx" },
+            entry.queue,
+            entry.port.map_or("any port".into(), |port| format!("port {port}"))
+        );
+        if let Some(most) = most {
+            let last = most.saturating_sub(1);
+            return Field::Dma.refuse(format!("{which} is not there: expected a queue from 0 to {last}"));
+        }
+        let expected = match config.run {
+            Run::Copy(_) => "a queue rxqN: the copy stage is behind it",
+            Run::Host(_) => "rxqN or txqN of a worker, counted from 0",
+            _ => "a queue of a vhost port, or rxqN with a copy stage behind it (forward mode copy)",
+        };
+        return Field::Dma.refuse(format!("{which}, where no copies are made: expected {expected}"));
     }
     Ok(())
 }

@@ -225,10 +225,18 @@ mod tests {
         let tree = Tree::new("used");
         let nic = tree.device("0000:00:03.0", "0x020000", "0x1af4", Some("virtio-pci"));
         fs::create_dir_all(nic.join("virtio0/net/lo")).unwrap();
-        let all = devices(&tree.0, &super::super::interfaces(&tree.0).unwrap()).unwrap();
-        assert_eq!(all[0].interfaces, ["lo"]);
-        let bind = all[0].notes().iter().any(|note| note.contains("--bind"));
-        assert_eq!(bind, all[0].in_use.is_empty(), "{:?}", all[0].notes());
+        let mut interfaces = super::super::interfaces(&tree.0).unwrap();
+        for (uses, note) in [
+            (&[][..], "--bind vfio-pci"),
+            (&["the default route".to_owned()], "is in use (lo: the default route)"),
+        ] {
+            interfaces.iter_mut().for_each(|interface| interface.uses = uses.into());
+            let all = devices(&tree.0, &interfaces).unwrap();
+            assert_eq!(all[0].interfaces, ["lo"]);
+            let notes = all[0].notes();
+            assert!(notes.iter().any(|found| found.contains(note)), "{notes:?}");
+            assert_eq!(notes.iter().any(|found| found.contains("--bind")), uses.is_empty(), "{notes:?}");
+        }
     }
 
     #[test]

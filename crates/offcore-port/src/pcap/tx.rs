@@ -75,8 +75,7 @@ impl Sink {
     fn fail(mut self, why: &str) {
         match self.part.take().filter(|part| part.wanted) {
             None => self.state.fail(why),
-            Some(mut part) => {
-                part.here = false;
+            Some(part) => {
                 self.state.fail(format!("{why}; what was written is in '{}'", part.part.display()));
             }
         }
@@ -100,9 +99,8 @@ struct Part {
     /// Its name when it is whole.
     path: PathBuf,
     overwrite: bool,
+    /// Whether it is to stay.
     wanted: bool,
-    /// Whether it is to be removed when nobody wants it.
-    here: bool,
 }
 
 impl Part {
@@ -129,12 +127,11 @@ impl Part {
             )));
         }
         file.set_len(0)?;
-        Ok((file, Some(Self { part, path, overwrite, wanted: false, here: true })))
+        Ok((file, Some(Self { part, path, overwrite, wanted: false })))
     }
 
     /// Gives it its name.
-    fn finish(mut self) -> Result<(), String> {
-        self.here = false;
+    fn finish(self) -> Result<(), String> {
         let flags = if self.overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         let renamed = match renameat_with(CWD, &self.part, CWD, &self.path, flags) {
             // The file system does not know the flag.
@@ -147,7 +144,7 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        if self.here {
+        if !self.wanted {
             // Nobody is there who could be told.
             let _ = fs::remove_file(&self.part);
         }

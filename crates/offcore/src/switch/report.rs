@@ -73,7 +73,7 @@ pub(crate) enum StoppedBy {
     Command,
     /// `--count`, or the end of a capture.
     Count,
-    /// SIGINT or SIGTERM.
+    /// SIGINT, SIGTERM or SIGHUP.
     Signal,
     /// `--duration`.
     Duration,

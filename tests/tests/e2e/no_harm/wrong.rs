@@ -36,6 +36,10 @@ const FLAGS: &[Row] = &[
     ("--port gen: --forward route", 2, &["--forward", "route", "mac", "l2"]),
     ("--port gen: --port-topology ring", 2, &["--port-topology", "paired, chained, loop"]),
     ("--port gen: --port gen: --forward l2 --port-topology loop", 2, &["--port-topology", "--forward l2"]),
+    ("--port gen: --mode offload", 2, &["--mode offload", "--dma"]),
+    ("--port gen: --mode auto", 2, &["--mode auto", "--dma"]),
+    ("--ports gen:", 2, &["--ports", "--port"]),
+    ("--port gen: --quick", 2, &["--quick", "--demo"]),
     ("--port gen: --no-such-flag", 2, &["--no-such-flag", "unexpected"]),
     ("gen:", 2, &["gen:", "unexpected"]),
     ("", 2, &["--port"]),
@@ -72,6 +76,7 @@ const FLAGS: &[Row] = &[
 ];
 
 const PORTS: &[Row] = &[
+    ("--port vhost", 2, &["--port", "KIND:ARGS"]),
     ("--port vhst:/tmp/s", 2, &["vhst", "vhost"]),
     ("--port :", 2, &["--port", ":"]),
     ("--port eth0", 2, &["eth0", "expected"]),
@@ -180,6 +185,7 @@ const CHANNELS: &[Row] = &[
     ("--port vhost:s --dsa-sim 0:speed=1", 2, &["speed=1", "profile="]),
     ("--port vhost:s --dsa-sim 0:gen=nine --dma txq0@dsa-sim0:wq0.0", 2, &["gen=nine"]),
     ("--port vhost:s --dsa-sim 0:fault=9 --dma txq0@dsa-sim0:wq0.0", 2, &["fault="]),
+    ("--port vhost:s --dsa-sim 0:seed=x --dma txq0@dsa-sim0:wq0.0", 2, &["--dsa-sim", "seed=NUMBER"]),
     ("--port vhost:s --dsa-sim 0:lcore=x --dma txq0@dsa-sim0:wq0.0", 2, &["lcore=x"]),
     ("--port vhost:s --dsa-sim 0:profile=missing --dma txq0@dsa-sim0:wq0.0", 1, &["'missing'", "vhost"]),
     ("--port vhost:s --dsa-sim 0 --dma txq0@dsa-sim0:wq9.0", 1, &["wq9.0", "it has"]),
@@ -190,6 +196,18 @@ const CHANNELS: &[Row] = &[
 const COMMANDS: &[Row] = &[
     ("", 2, &["Usage"]),
     ("swich", 2, &["swich", "switch"]),
+    (
+        "switch --port gen:size=40000 --mbufs 64",
+        2,
+        &["size=40000", "at most 28676", "--mbufs", "--mbuf-size"],
+    ),
+    (
+        "switch --port gen: --forward txonly --txpkts 40000 --mbufs 64",
+        2,
+        &["packets of 40000", "at most 28676", "--mbufs", "--mbuf-size"],
+    ),
+    ("dsa explain zebra", 2, &["zebra"]),
+    ("bench dma --engine gpu", 2, &["--engine"]),
     ("switch --demo --port gen:", 2, &["--demo", "--port"]),
     ("switch --port gen: --hugepages 3M", 2, &["--hugepages", "3M"]),
     ("switch --port gen: --duration=-1", 2, &["--duration"]),
@@ -248,7 +266,9 @@ fn look(dir: &TempDir, line: &str, code: i32, words: &[&str]) -> Option<String> 
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     let missing: Vec<_> = words.iter().filter(|word| !said.contains(**word)).collect();
-    let right = output.status.code() == Some(code) && missing.is_empty() && !said.contains("panicked");
+    let quiet = code != 2 || output.stdout.is_empty();
+    let right =
+        output.status.code() == Some(code) && missing.is_empty() && quiet && !said.contains("panicked");
     // A machine may be busy.
     let soon = began.elapsed() < Duration::from_secs(20);
     (!right || !soon)
@@ -270,7 +290,6 @@ fn wrong_inputs_are_refused() {
         .map(|&(flags, code, words)| (format!("{SHORT} {flags}"), code, words))
         .chain(COMMANDS.iter().map(|&(line, code, words)| (line.to_owned(), code, words)))
         .collect();
-    assert!(rows.len() >= 150, "{}", rows.len());
     let mut wrong = Vec::new();
     for (line, code, words) in &rows {
         wrong.extend(look(&dir, line, *code, words));
