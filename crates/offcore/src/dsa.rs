@@ -27,7 +27,7 @@ pub(crate) enum DsaCommand {
     /// Lay a device out, or show or save how it is
     #[command(after_help = configure::EXAMPLES)]
     Configure(Box<ConfigureArgs>),
-    /// Say what is wrong with the set-up, and what to do
+    /// Say what keeps DSA from being used here, and what to do about it
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(DoctorArgs),
     /// Watch work queues: occupancy, clients, errors

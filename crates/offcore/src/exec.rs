@@ -36,13 +36,13 @@ Examples:
       --serve /run/offcore/stack.sock
     offcore exec -- nginx -g 'daemon off;'
 
+  Only what is said goes to the stack, by ports that are listened at, or
+  connected to; everything else stays with the kernel:
+    offcore exec --only tcp:80,443 -- nginx -g 'daemon off;'
+
   Both at once: a stack for this program alone, which ends with it and with what
   it leaves in the background:
     offcore exec --port tap:tap0,addr=10.0.0.2/24 -- nginx -g 'daemon off;'
-
-  Only what is said goes to the stack, by ports that are listened at, or
-  connected to; everything else stays with the kernel:
-    offcore exec --only tcp:80,443 -- nginx
 
 A program has to be dynamically linked with glibc. Loopback and addresses of the
 kernel's own stay with the kernel. What listens at all addresses is reached by

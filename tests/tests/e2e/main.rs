@@ -7,6 +7,7 @@
 mod af_packet;
 mod af_xdp;
 mod copy;
+mod documents;
 mod dpdk;
 mod dsa;
 mod epping;

@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::switch::{Report, wait_for_report, wait_until};
 
 /// A capture file of so many packets of 100 bytes.
-fn capture(packets: usize) -> Vec<u8> {
+pub(crate) fn capture(packets: usize) -> Vec<u8> {
     let words = |words: [u32; 4]| words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<_>>();
     let mut file = words([0xa1b2_c3d4, 4 << 16 | 2, 0, 0]);
     file.extend([65_535u32, 1].into_iter().flat_map(u32::to_le_bytes));

@@ -1,0 +1,29 @@
+//! What commands of the documents need that a machine may lack, and which ones are not run.
+
+/// What a command says that lacks something, and what the document has to say of it beside the command.
+pub(super) const MAY_LACK: &[(&str, &str)] = &[
+    ("no DSA device", "DSA"),
+    ("not found under /sys/bus/dsa/devices", "DSA"),
+    ("no work queue is", "DSA"),
+    ("keeps DSA from being used", "DSA"),
+    ("this offcore was built without DPDK", "--features dpdk"),
+    ("--peer dpdk-lib is not in this build", "--features dpdk"),
+    ("no CUDA driver was found", "GPU"),
+    ("keeps a GPU, or a network card", "GPU"),
+    ("choose one of these", " lcores"),
+    ("has no zero-copy", "zero-copy"),
+    ("it does not answer", "reads"),
+    ("accel-config.conf: No such file", "accel-config"),
+    ("there is no PCI device", "PCI address"),
+];
+
+/// How commands begin that are not run here, and why.
+pub(super) const NOT_RUN: &[(&str, &str)] = &[
+    ("cargo ", "what the tests are built and run with"),
+    ("nc ", "it waits for what one types"),
+    ("qemu-system-x86_64 ", "it needs a disk with a system; guest::works has the same flags"),
+    ("cd ", "in a guest"),
+    ("scp ", "it needs another machine"),
+    ("ethtool ", "it is for a network card"),
+    ("examples/nginx/run", "exec::nginx runs it"),
+];
