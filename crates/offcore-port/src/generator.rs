@@ -160,13 +160,20 @@ impl Port for GenPort {
     fn status(&self) -> String {
         let GenReport { sent, received, verified, lost, reordered, duplicates, corrupt, foreign } =
             self.report();
-        if received == 0 {
+        let mut text = match received {
             // Whether anything was to come back is not known here, and so neither is what is lost.
-            return format!("{sent} sent, nothing received, {corrupt} corrupt, {foreign} foreign");
+            0 => format!("{sent} sent, nothing received"),
+            _ => format!("{sent} sent, {received} received ({verified} verified), {lost} lost"),
+        };
+        let rare = [
+            (reordered, "reordered"),
+            (duplicates, "duplicates"),
+            (corrupt, "corrupt"),
+            (foreign, "foreign"),
+        ];
+        for (packets, what) in rare.into_iter().filter(|(packets, _)| *packets > 0) {
+            text += &format!(", {packets} {what}");
         }
-        format!(
-            "{sent} sent, {received} received ({verified} verified), {lost} lost, {reordered} reordered, \
-             {duplicates} duplicates, {corrupt} corrupt, {foreign} foreign"
-        )
+        text
     }
 }

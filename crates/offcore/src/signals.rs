@@ -19,6 +19,8 @@ pub(crate) fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     if ignored_signals()? & 1 << (SIGHUP - 1) == 0 {
         signals.add_signal(SIGHUP)?;
     }
+    // A capture that may not grow (ulimit -f) fails to be written, and that is said: the signal alone would end the process.
+    signal_hook::flag::register(libc::SIGXFSZ, Arc::default())?;
     let stop = Arc::clone(&flag);
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         let mut first = None;

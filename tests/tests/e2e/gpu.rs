@@ -281,7 +281,9 @@ fn what_was_measured_is_told_in_words() {
     assert_eq!(finished.status.code(), Some(0), "{finished:?}");
     let line = finished.lines.iter().find_map(|line| line.text.trim().strip_prefix("measured: "));
     let words: Vec<&str> = line.unwrap_or_else(|| panic!("{finished:?}")).split(' ').collect();
-    let [packets, "packets", "received", "in", seconds, "s:", mpps, "Mpps,", _, "Gbit/s"] = words[..] else {
+    let [packets, "packets", "received", "in", seconds, "s:", mpps, "Mpps,", _, "Gbit/s", "with", "FCS"] =
+        words[..]
+    else {
         panic!("{words:?}")
     };
     let (packets, seconds): (u64, f64) = (packets.parse().unwrap(), seconds.parse().unwrap());

@@ -305,10 +305,12 @@ fn spawn_tied(mut command: Command) -> std::io::Result<Child> {
     static SPAWNER: OnceLock<Sender<Request>> = OnceLock::new();
 
     let parent = rustix::process::getpid();
-    // SAFETY: between fork and exec the closure makes three system calls and nothing else: it takes no lock and
+    // SAFETY: between fork and exec the closure makes four system calls and nothing else: it takes no lock and
     // allocates nothing, so the state of the other threads at the fork does not matter.
     unsafe {
         command.pre_exec(move || {
+            // Ignored signals are inherited: a program would outlive SIGHUP because tests run under nohup.
+            libc::signal(libc::SIGHUP, libc::SIG_DFL);
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
             if rustix::process::getppid() != Some(parent) {
                 // The parent ended before the request above was made.

@@ -1,86 +1,100 @@
-//! The reports of `offcore copy` as tables: what dpdk-dma prints, and where the cycles went.
+//! The reports of `offcore copy` as tables: what dpdk-dma counts, and where the cycles went.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use offcore_flow::report::Report;
+use offcore_flow::report::{QueueReport, Report};
 
 use crate::output::table::columns;
-use crate::switch::report::{Line, channels, costs, heading};
-
-/// What dpdk-dma calls a channel's three lines; here they are one. A failed copy was finished by the core.
-const CHANNEL_HEADS: &str = "total submitted ops|total completed ops|total failed ops";
+use crate::switch::report::{Line, channels, costs, heading, traffic};
 
 pub(super) fn tables(line: &Line<'_>) -> String {
     let report = line.report;
     let mut text = heading(line);
     text += &ports(report);
-    text += &channels(&report.channels, CHANNEL_HEADS);
+    text += &channels(&report.channels);
     text += &costs(line);
     text
 }
 
-/// What the queues of a port add up to: the cells of its line, and polls that found the pool dry.
-type Sums = [f64; 11];
-/// Where packets, million a second and Gbit/s begin.
-const RECEIVED: usize = 0;
-const COPIED: usize = 3;
-const SENT: usize = 4;
-/// Where they are dropped: on RX, on copy, on TX.
-const DROPPED: [usize; 3] = [7, 8, 9];
-const STARVED: usize = 10;
-
-fn by_port(report: &Report) -> BTreeMap<usize, Sums> {
-    let mut ports = BTreeMap::<usize, Sums>::new();
-    let mut add = |port: &str, sums: &[(usize, f64)]| {
-        let number = port.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or_default();
-        let port = ports.entry(number).or_default();
-        sums.iter().for_each(|&(column, sum)| port[column] += sum);
-    };
-    for queue in &report.queues {
-        let drops = queue.drops.iter().map(|(_, packets)| packets).sum::<u64>() as f64;
-        if queue.port.starts_with("ring") {
-            // What the ring of a port's RX queues had no room for.
-            add(&queue.port, &[(DROPPED[1], drops)]);
-            continue;
-        }
-        let (first, dropped) = if queue.half == "rx" { (RECEIVED, DROPPED[0]) } else { (SENT, DROPPED[2]) };
-        let rates = [queue.packets_per_second / 1e6, queue.bits_per_second / 1e9];
-        add(&queue.port, &[(first, queue.packets as f64), (first + 1, rates[0]), (first + 2, rates[1])]);
-        add(&queue.port, &[(dropped, drops), (STARVED, queue.starved as f64)]);
-    }
-    for copy in &report.copies {
-        let dropped = (copy.too_big + copy.no_buffer) as f64;
-        let sums = [(COPIED, copy.packets as f64), (DROPPED[1], dropped), (STARVED, copy.starved as f64)];
-        add(&copy.port, &sums);
-    }
-    ports
+/// What became of the packets of one port, or of all.
+#[derive(Default)]
+struct Packets<'a> {
+    received: Vec<&'a QueueReport>,
+    sent: Vec<&'a QueueReport>,
+    copied: u64,
+    /// On RX, on copy, on TX.
+    dropped: [u64; 3],
+    /// Polls that found the pool dry.
+    starved: u64,
 }
 
+impl<'a> Packets<'a> {
+    /// The number of a port, or of the ring of its RX queues.
+    fn number(port: &str) -> Option<u32> {
+        port.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().ok()
+    }
+
+    /// Those of port `number`; of all ports where there is none.
+    fn of(report: &'a Report, number: Option<u32>) -> Self {
+        let mut packets = Self::default();
+        let is_it = |port: &str| number.is_none() || Self::number(port) == number;
+        for queue in report.queues.iter().filter(|queue| is_it(&queue.port)) {
+            let drops = queue.drops.iter().map(|(_, packets)| packets).sum::<u64>();
+            if queue.port.starts_with("ring") {
+                // What the ring of a port's RX queues had no room for.
+                packets.dropped[1] += drops;
+                continue;
+            }
+            packets.starved += queue.starved;
+            let (queues, dropped) = match &*queue.half {
+                "rx" => (&mut packets.received, 0),
+                _ => (&mut packets.sent, 2),
+            };
+            queues.push(queue);
+            packets.dropped[dropped] += drops;
+        }
+        for copy in report.copies.iter().filter(|copy| is_it(&copy.port)) {
+            packets.copied += copy.packets;
+            packets.dropped[1] += copy.too_big + copy.no_buffer;
+            packets.starved += copy.starved;
+        }
+        packets
+    }
+
+    fn row(&self, name: String, seconds: f64) -> Vec<String> {
+        let dropped = self.dropped.iter().zip(["rx", "copy", "tx"]).filter(|(packets, _)| **packets > 0);
+        let dropped = dropped.map(|(packets, on)| format!("{on} {packets}")).collect::<Vec<_>>().join(", ");
+        let [received, sent] = [&self.received, &self.sent].map(|queues| traffic(queues, seconds));
+        let cells = [vec![name], received.into(), vec![self.copied.to_string()], sent.into()];
+        let cells = cells.into_iter().flatten();
+        cells.chain([if dropped.is_empty() { "-".into() } else { dropped }]).collect()
+    }
+}
+
+/// What became of the packets of all ports, and of each.
 fn ports(report: &Report) -> String {
-    let ports = by_port(report);
-    let total: Sums = std::array::from_fn(|column| ports.values().map(|sums| sums[column]).sum());
-    let row = |name: String, sums: &Sums| {
-        let digits = |column| if [1, 2, 5, 6].contains(&column) { 3 } else { 0 };
-        let cells = sums[..STARVED].iter().enumerate();
-        let cells = cells.map(|(column, sum)| format!("{sum:.0$}", digits(column)));
-        [name].into_iter().chain(cells).collect::<Vec<_>>()
-    };
-    let several = (ports.len() > 1).then(|| row("total".into(), &total));
+    let names =
+        report.queues.iter().map(|queue| &queue.port).chain(report.copies.iter().map(|copy| &copy.port));
+    let ports: BTreeSet<u32> = names.filter_map(|port| Packets::number(port)).collect();
+    let all = Packets::of(report, None);
+    let row = |packets: &Packets<'_>, name| packets.row(name, report.seconds);
+    let sum = (ports.len() > 1).then(|| row(&all, "all".into()));
+    let each = ports.iter().map(|&number| row(&Packets::of(report, Some(number)), format!("port{number}")));
     let mut text = columns(
-        "<port|received|Mpps|Gbit/s|copied|sent|Mpps|Gbit/s|dropped on rx|on copy|on tx",
-        ports.iter().map(|(number, sums)| row(format!("port{number}"), sums)).chain(several),
+        "<port|received|packets/s|bit/s (L1)|copied|sent|packets/s|bit/s (L1)|<dropped on",
+        sum.into_iter().chain(each),
     );
-    if total[STARVED] > 0.0 {
+    if all.starved > 0 {
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "  the pool was dry in {:.0} polls", total[STARVED]);
+        let _ = writeln!(text, "  the pool was dry in {} polls", all.starved);
     }
     text
 }
 
 #[cfg(test)]
 mod tests {
-    use offcore_flow::report::{ChannelReport, CopyReport, QueueReport};
+    use offcore_flow::report::{ChannelReport, CopyReport};
 
     use super::*;
 
@@ -135,13 +149,13 @@ mod tests {
         let text = tables(&Line::interval(&report, &[]));
         let expected = "\
 ── 1.0 s
-  port   received    Mpps  Gbit/s  copied  sent   Mpps  Gbit/s  dropped on rx  on copy  on tx
-  port0        11  11.000  11.000      11     4  4.000   4.000              1       13      2
-  port1         1   1.000   1.000       0     0  0.000   0.000              0        0      0
-  total        12  12.000  12.000      11     4  4.000   4.000              1       13      2
+  port   received  packets/s  bit/s (L1)  copied  sent  packets/s  bit/s (L1)  dropped on
+  all          12   12.000 M    14.304 G      11     4    4.000 M     4.768 G  rx 1, copy 13, tx 2
+  port0        11   11.000 M    13.112 G      11     4    4.000 M     4.768 G  rx 1, copy 13, tx 2
+  port1         1    1.000 M     1.192 G       0     0          0           0  -
   the pool was dry in 8 polls
-  channel          shared by  total submitted ops  total completed ops  total failed ops  in flight  bytes
-  lcore0 dsa:wq0.0  -                           10                    9                 1          0    600
+  channel           shared by  copies submitted  completed  failed  in flight  bytes
+  lcore0 dsa:wq0.0  -                        10          9       1          0    600
 ";
         let squeeze = |text: &str| {
             text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()

@@ -21,7 +21,9 @@ pub(super) fn tables(line: &Line<'_>) -> String {
 /// What l2fwd-nv prints at the end, with the exact time.
 fn measurement(measured: &Measurement) -> String {
     let Measurement { packets, seconds, mpps, gbps, .. } = measured;
-    format!("  measured: {packets} packets received in {seconds:.6} s: {mpps:.3} Mpps, {gbps:.3} Gbit/s\n")
+    format!(
+        "  measured: {packets} packets received in {seconds:.6} s: {mpps:.3} Mpps, {gbps:.3} Gbit/s with FCS\n"
+    )
 }
 
 fn work(pipelines: &[WorkReport], queues: &[QueueReport]) -> String {
@@ -75,7 +77,10 @@ mod tests {
     fn measurement_keeps_its_seconds() {
         let measured = Measurement::new(1_900_000, 1_900_000 * 60, std::time::Duration::from_millis(1900));
         let text = measurement(&measured);
-        assert_eq!(text, "  measured: 1900000 packets received in 1.900000 s: 1.000 Mpps, 0.512 Gbit/s\n");
+        assert_eq!(
+            text,
+            "  measured: 1900000 packets received in 1.900000 s: 1.000 Mpps, 0.512 Gbit/s with FCS\n"
+        );
     }
 
     #[test]

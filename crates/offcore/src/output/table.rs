@@ -31,6 +31,12 @@ pub(crate) fn columns<R: AsRef<[String]>>(heads: &str, rows: impl IntoIterator<I
     text
 }
 
+/// Lines that fit a terminal of 100 columns: longer ones are broken between words, and go on indented.
+pub(crate) fn wrapped(text: &str) -> String {
+    let options = textwrap::Options::new(100).subsequent_indent("    ");
+    text.lines().map(|line| textwrap::fill(line, &options) + "\n").collect()
+}
+
 /// A value, or a dash where there is none.
 pub(crate) fn or_dash(value: Option<impl ToString>) -> String {
     value.map(|value| value.to_string()).filter(|text| !text.is_empty()).unwrap_or("-".into())
@@ -41,9 +47,13 @@ pub(crate) fn digits(value: Option<f64>, digits: usize) -> String {
     or_dash(value.map(|value| format!("{value:.digits$}")))
 }
 
-/// A rate in the unit that it is read best in: 980, 12.500 k, 1.250 M.
-pub(crate) fn scaled(rate: f64) -> String {
+/// A rate over less time than this, in seconds, says nothing.
+pub(crate) const SHORTEST: f64 = 0.1;
+
+/// A rate in the unit that it is read best in: 980, 12.500 k, 1.250 M; a dash where `seconds` were too few to tell.
+pub(crate) fn rate(rate: f64, seconds: f64) -> String {
     match rate {
+        _ if seconds < SHORTEST => "-".into(),
         ..1e3 => format!("{rate:.0}"),
         ..1e6 => format!("{:.3} k", rate / 1e3),
         ..1e9 => format!("{:.3} M", rate / 1e6),

@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
+use offcore_flow::pktgen::rate::WIRE_OVERHEAD;
 use offcore_flow::pktgen::report::{Counts, DirectionReport, Figures, PktgenReport};
 
 use super::interfaces::Compared;
-use crate::output::table::columns;
+use crate::output::table::{columns, rate};
 use crate::switch::report::StoppedBy;
 
 /// A report and, when it is the last one, why that is.
@@ -24,9 +25,10 @@ pub(super) fn report(
         Some(_) => writeln!(text, "══ {seconds:.1} s in all, sent for {:.1} s: {asked}", report.over_seconds),
     };
     let name = |one: &DirectionReport| format!("{} to {}", one.from, one.to);
+    let rates = |name: &str, figures| rates(name, figures, report.over_seconds);
     let all = (report.directions.len() > 1).then(|| rates("all", &report.all));
-    let rows = report.directions.iter().map(|one| rates(&name(one), &one.figures)).chain(all);
-    text += &columns("<ports|sent|Mpps|Gbit/s|received|Mpps|Gbit/s|L1 Gbit/s|lost|lost, %", rows);
+    let rows = all.into_iter().chain(report.directions.iter().map(|one| rates(&name(one), &one.figures)));
+    text += &columns("<ports|sent|packets/s|bit/s (L1)|received|packets/s|bit/s (L1)|lost|lost, %", rows);
     let rows = report.directions.iter().filter_map(|one| latencies(&name(one), &one.figures));
     text += &columns("<latency, µs|min|p50|p90|p99|p99.9|max", rows);
     text += &remarks(&report.all.counts);
@@ -36,18 +38,18 @@ pub(super) fn report(
     text
 }
 
-fn rates(name: &str, figures: &Figures) -> Vec<String> {
+fn rates(name: &str, figures: &Figures, seconds: f64) -> Vec<String> {
     let counts = &figures.counts;
     let share = if counts.sent > 0 { 100.0 * counts.lost as f64 / counts.sent as f64 } else { 0.0 };
+    let sent = figures.tx_gbps * 1e9 + figures.tx_mpps * 1e6 * (WIRE_OVERHEAD * 8) as f64;
     vec![
         name.into(),
         counts.sent.to_string(),
-        format!("{:.3}", figures.tx_mpps),
-        format!("{:.3}", figures.tx_gbps),
+        rate(figures.tx_mpps * 1e6, seconds),
+        rate(sent, seconds),
         counts.received.to_string(),
-        format!("{:.3}", figures.rx_mpps),
-        format!("{:.3}", figures.rx_gbps),
-        format!("{:.3}", figures.gbps_l1),
+        rate(figures.rx_mpps * 1e6, seconds),
+        rate(figures.gbps_l1 * 1e9, seconds),
         counts.lost.to_string(),
         format!("{share:.4}"),
     ]
@@ -98,7 +100,8 @@ mod tests {
         let latencies = Latencies { min_ns: Some(800.0), p50_ns: Some(1250.0), ..Latencies::default() };
         let latencies = Latencies { p90_ns: Some(2e3), p99_ns: Some(3e3), p999_ns: Some(4e3), ..latencies };
         let latencies = Latencies { max_ns: Some(5e6), ..latencies };
-        let figures = Figures { counts, tx_mpps: 1.5, rx_gbps: 0.25, latencies, ..Figures::default() };
+        let figures =
+            Figures { counts, tx_mpps: 1.5, tx_gbps: 0.768, gbps_l1: 0.25, latencies, ..Figures::default() };
         let one = PktgenReport {
             report: "interval",
             seconds: 1.0,
@@ -113,8 +116,8 @@ mod tests {
         };
         let expected = "\
 ── 1.0 s: rate 1.5Mpps, size 64, 1 flow, bursts of 1
-  ports   sent   Mpps  Gbit/s  received   Mpps  Gbit/s  L1 Gbit/s  lost  lost, %
-  0 to 1  1000  1.500   0.000       999  0.000   0.250      0.000     2   0.2000
+  ports   sent  packets/s  bit/s (L1)  received  packets/s  bit/s (L1)  lost  lost, %
+  0 to 1  1000    1.500 M     1.008 G       999          0   250.000 M     2   0.2000
   latency, µs  min  p50  p90  p99  p99.9     max
   0 to 1       0.8  1.2  2.0  3.0    4.0  5000.0
   999 verified, 1 duplicates, 3 foreign

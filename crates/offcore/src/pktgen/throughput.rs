@@ -18,7 +18,7 @@ use super::args::PktgenArgs;
 use super::interfaces::{Compared, Interfaces};
 use crate::Failure;
 use crate::args::Format;
-use crate::output::table::{columns, digits, us};
+use crate::output::table::{columns, digits, or_dash, rate, us};
 use crate::output::{say, write};
 use crate::switch::ended;
 use crate::switch::report::StoppedBy;
@@ -100,9 +100,8 @@ impl Row {
         vec![
             self.frame.to_string(),
             self.loss.to_string(),
-            digits(self.mpps, 4),
-            digits(self.gbps, 3),
-            digits(self.gbps_l1, 3),
+            or_dash(self.mpps.map(|mpps| rate(mpps * 1e6, self.trial_seconds))),
+            or_dash(self.gbps_l1.map(|gbps| rate(gbps * 1e9, self.trial_seconds))),
             digits(self.lost, 4),
             self.limited_by.replace('_', " "),
             self.trials.to_string(),
@@ -236,7 +235,7 @@ fn table(rows: &[Row], duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     let mut text = format!("throughput by RFC 2544, each direction, trials of {seconds} s\n");
     text += &columns(
-        "bytes|loss allowed, %|Mpps|Gbit/s|L1 Gbit/s|lost, %|<limited by|trials|µs: p50|p99|max",
+        "bytes|loss allowed, %|packets/s|bit/s (L1)|lost, %|<limited by|trials|µs: p50|p99|max",
         rows.iter().map(Row::cells),
     );
     let sum = |of: fn(&Row) -> u64| rows.iter().map(of).sum::<u64>();

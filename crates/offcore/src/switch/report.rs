@@ -15,7 +15,7 @@ use offcore_stats::stage::Group;
 use offcore_wire::ethernet;
 use serde::Serialize;
 
-use crate::output::table::{columns, scaled};
+use crate::output::table::{SHORTEST, columns, rate, wrapped};
 
 /// A report as it is written: what the workers counted, and what the ports say.
 #[derive(Debug, Serialize)]
@@ -131,11 +131,12 @@ pub(crate) fn tables(line: &Line<'_>) -> String {
     let report = line.report;
     let mut text = heading(line);
     text += &queues(&report.queues, report.seconds);
-    text += &channels(&report.channels, "copies submitted|completed|failed");
+    text += &channels(&report.channels);
     if let Some(learning) = &report.bridge {
         text += &bridge(learning);
     }
-    text += &tcp::tables(report);
+    text += &wrapped(&tcp::hosts(report));
+    text += &tcp::connections(report);
     text += &costs(line);
     text
 }
@@ -146,10 +147,10 @@ pub(crate) fn costs(line: &Line<'_>) -> String {
     let mut text = stages(&report.workers);
     text += &groups(&report.workers);
     for worker in &report.workers {
-        text += &core_copies(worker);
+        text += &wrapped(&core_copies(worker));
     }
     text += &decisions(&report.decisions);
-    text += &port_statuses(line);
+    text += &wrapped(&port_statuses(line));
     text
 }
 
@@ -178,25 +179,29 @@ fn port_statuses(line: &Line<'_>) -> String {
 
 /// Bits that a frame takes on a wire beside its bytes: FCS, preamble and gap.
 const ON_WIRE: f64 = ((ethernet::FCS_LEN + WIRE_OVERHEAD) * 8) as f64;
-/// A rate over less than this, in seconds, says nothing.
-const SHORTEST: f64 = 0.1;
+
+/// How many packets went through queues, and how fast: packets a second, and bits a second on a wire.
+pub(crate) fn traffic(queues: &[&QueueReport], seconds: f64) -> [String; 3] {
+    let sum = |of: fn(&QueueReport) -> f64| queues.iter().fold(0.0, |sum, queue| sum + of(queue));
+    let packets = sum(|queue| queue.packets_per_second);
+    [
+        queues.iter().map(|queue| queue.packets).sum::<u64>().to_string(),
+        rate(packets, seconds),
+        rate(sum(|queue| queue.bits_per_second) + packets * ON_WIRE, seconds),
+    ]
+}
 
 /// What went through all ports, through each, and through its queues where it has several.
 pub(crate) fn queues(queues: &[QueueReport], seconds: f64) -> String {
     let row = |name: String, all: &[&QueueReport]| {
-        let sum = |of: fn(&QueueReport) -> f64| all.iter().map(|queue| of(queue)).sum::<f64>();
-        let rate = |rate: f64| if seconds < SHORTEST { "-".into() } else { scaled(rate) };
-        let packets = sum(|queue| queue.packets_per_second);
-        [
-            name,
-            all.iter().map(|queue| queue.packets).sum::<u64>().to_string(),
-            rate(packets),
-            rate(sum(|queue| queue.bits_per_second) + packets * ON_WIRE),
-            dropped(all),
-        ]
+        let [packets, rate, bits] = traffic(all, seconds);
+        [name, packets, rate, bits, dropped(all)]
     };
     let of = |port: Option<&str>, half: &str| -> Vec<&QueueReport> {
-        let is_it = |queue: &&QueueReport| queue.half == half && port.is_none_or(|port| queue.port == port);
+        // What goes on from a port to a pipeline is not counted twice.
+        let is_it = |queue: &&QueueReport| {
+            queue.half == half && port.map_or(queue.port.starts_with("port"), |port| queue.port == port)
+        };
         queues.iter().filter(is_it).collect()
     };
     let mut ports: Vec<&str> = Vec::new();
@@ -206,7 +211,8 @@ pub(crate) fn queues(queues: &[QueueReport], seconds: f64) -> String {
         }
     }
     let halves = |port| ["rx", "tx"].map(|half| (port, half, of(port, half)));
-    let all = halves(None).into_iter().filter(|_| ports.len() > 1);
+    let several = ports.iter().filter(|port| port.starts_with("port")).count() > 1;
+    let all = halves(None).into_iter().filter(|_| several);
     let each = ports.iter().flat_map(|port| halves(Some(*port)));
     let mut rows = Vec::new();
     for (port, half, queues) in all.chain(each).filter(|(.., queues)| !queues.is_empty()) {
@@ -234,8 +240,8 @@ fn dropped(queues: &[&QueueReport]) -> String {
     if parts.is_empty() { "-".into() } else { parts.join(", ") }
 }
 
-/// A line for each channel. `heads` are over the copies submitted, completed and failed.
-pub(crate) fn channels(channels: &[ChannelReport], heads: &str) -> String {
+/// A line for each channel. A copy that failed was finished by the core.
+pub(crate) fn channels(channels: &[ChannelReport]) -> String {
     let rows = channels.iter().map(|channel| {
         [
             format!("lcore{} {}", channel.lcore, channel.channel),
@@ -247,7 +253,7 @@ pub(crate) fn channels(channels: &[ChannelReport], heads: &str) -> String {
             channel.bytes.to_string(),
         ]
     });
-    columns(&format!("<channel|<shared by|{heads}|in flight|bytes"), rows)
+    columns("<channel|<shared by|copies submitted|completed|failed|in flight|bytes", rows)
 }
 
 /// What the learning switch knows, and what it did with packets that it did not simply pass on.
@@ -318,8 +324,9 @@ fn shares(
 /// What the core copied; rare things are only said when they happened.
 fn core_copies(worker: &WorkerReport) -> String {
     let mut text = format!("  lcore{} made {} copies itself", worker.lcore, worker.core_copies);
+    let nothing = if worker.core_copies == 0 { text.clone() } else { String::new() };
     for (count, what) in [
-        (worker.overflow, "of them because every channel was full or out of service"),
+        (worker.overflow, "of them since channels were full or out of service"),
         (worker.fallbacks, "more for a channel that failed"),
         (worker.resets, "channel resets"),
         (worker.quarantined, "copies put in quarantine"),
@@ -353,7 +360,7 @@ fn core_copies(worker: &WorkerReport) -> String {
     if worker.stalls > 0 {
         let _ = write!(text, "; it waited {} times for memory, {:.3} s", worker.stalls, worker.stalled);
     }
-    text + "\n"
+    if text == nothing { String::new() } else { text + "\n" }
 }
 
 #[cfg(test)]
@@ -431,8 +438,8 @@ mod tests {
   lcore0     10.0       10.0    10.0  10.0    10.0  10.0     10.0  10.0         10.0  10.0
   of these, %  switching (rx+header+tx)  virtqueue (virtqueue+publish)  copy (copy+submit+poll)
   lcore0                           33.3                           33.3                     33.3
-  lcore0 made 7 copies itself, 5 of them because every channel was full or out of service, \
-2 of the core's copies held by order
+  lcore0 made 7 copies itself, 5 of them since channels were full or out of service, 2 of the core's
+    copies held by order
   copies of up to  by      because  core: ticks  engine: ticks  by core  by engine  held  changes
   lcore0 2048 B    engine  cheaper          310             41        7        900     2        1
 ";

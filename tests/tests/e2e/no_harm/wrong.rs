@@ -1,13 +1,14 @@
 //! What people get wrong: each ends with the right code, and says what was found, what was expected, or what to do.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use peers::offcore::binary;
-use peers::{TempDir, require};
+use peers::{Need, TempDir, require};
 
 use super::capture;
 
@@ -249,6 +250,40 @@ const COMMANDS: &[Row] = &[
     ("port list --format csv", 2, &["csv"]),
 ];
 
+/// Shell lines under which `$offcore` lacks something: memory, rights, room, or whoever reads what it says.
+const LACKS: &[Row] = &[
+    (
+        "$offcore switch --port gen: --mbufs 4194304 --mbuf-size 32768 --hugepages 2M",
+        1,
+        &["hugepages are not to be had", "nr_hugepages"],
+    ),
+    ("$nobody $offcore $short --port tap:t1", 1, &["tap:t1", "needs root or CAP_NET_ADMIN"]),
+    ("$nobody $offcore $short --port af_packet:lo", 1, &["af_packet:lo", "needs root or CAP_NET_RAW"]),
+    ("$nobody $offcore $short --port vhost:/s", 1, &["vhost:/s", "Permission denied"]),
+    ("$nobody $offcore $short --port gen:count=1 --port pcap:-,/out", 1, &["/out", "Permission denied"]),
+    (
+        "$nobody $offcore $short --port gen: --port vhost:s,owner=root",
+        1,
+        &["owner", "Operation not permitted"],
+    ),
+    ("$offcore $short --port gen: >/dev/full", 1, &["stdout", "No space left"]),
+    ("$offcore $short --port gen: --format json >/dev/full", 1, &["stdout", "No space left"]),
+    ("$offcore port list >/dev/full", 1, &["stdout", "No space left"]),
+    ("$offcore dsa explain 0x83 >/dev/full", 1, &["stdout", "No space left"]),
+    ("$offcore bench model --format json >/dev/full", 1, &["stdout", "No space left"]),
+    ("$offcore pktgen --port gen: --count 1 >/dev/full", 2, &["gen"]),
+    ("$offcore $short --port gen: >&-", 0, &[]),
+    ("$offcore $short --port gen: 2>&-", 0, &[]),
+    ("$offcore $short --port gen: 2>/dev/full", 0, &[]),
+    ("$offcore $short --port gen: <&-", 0, &[]),
+    ("ulimit -n 8; $offcore $short --port vhost:s", 1, &["descriptors", "this process may have 8", "ulimit"]),
+    (
+        "ulimit -f 20480; $offcore $short --port gen:size=1518,count=9000 --port pcap:-,out; end=$?; rm out.part; exit $end",
+        1,
+        &["File too large", "what was written is in 'out.part'"],
+    ),
+];
+
 /// Everything in a directory: what it is, and what files say.
 fn contents(dir: &Path) -> BTreeMap<String, Option<Vec<u8>>> {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
@@ -256,14 +291,9 @@ fn contents(dir: &Path) -> BTreeMap<String, Option<Vec<u8>>> {
 }
 
 /// What is wrong with how a command ends; nothing, if that is as it should be.
-fn look(dir: &TempDir, line: &str, code: i32, words: &[&str]) -> Option<String> {
+fn look(command: &mut Command, line: &str, code: i32, words: &[&str]) -> Option<String> {
     let began = Instant::now();
-    let output = Command::new(binary().unwrap())
-        .args(line.split_whitespace())
-        .current_dir(dir.path())
-        .env("COLUMNS", "1000")
-        .output()
-        .unwrap();
+    let output = command.env("COLUMNS", "1000").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     let missing: Vec<_> = words.iter().filter(|word| !said.contains(**word)).collect();
     let quiet = code != 2 || output.stdout.is_empty();
@@ -271,8 +301,23 @@ fn look(dir: &TempDir, line: &str, code: i32, words: &[&str]) -> Option<String> 
         output.status.code() == Some(code) && missing.is_empty() && quiet && !said.contains("panicked");
     // A machine may be busy.
     let soon = began.elapsed() < Duration::from_secs(20);
-    (!right || !soon)
-        .then(|| format!("offcore {line}: {:?} with {missing:?} missing\n{said}", output.status.code()))
+    (!right || !soon).then(|| format!("{line}: {:?} with {missing:?} missing\n{said}", output.status.code()))
+}
+
+/// Runs a table's rows in a directory, and asserts that each ends as it should and leaves nothing there, nor changes anything.
+fn look_at(dir: &TempDir, rows: &[(String, i32, &[&str])], command: impl Fn(&str) -> Command) {
+    let before = contents(dir.path());
+    let mut wrong = Vec::new();
+    for (line, code, words) in rows {
+        wrong.extend(look(command(line).current_dir(dir.path()), line, *code, words));
+        let mut after = contents(dir.path());
+        after.retain(|name, bytes| before.get(name) != Some(bytes));
+        for name in after.keys() {
+            wrong.push(format!("{line}: {name} is new or another one"));
+            fs::remove_file(dir.file(name)).unwrap();
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), rows.len(), wrong.join("\n"));
 }
 
 #[test]
@@ -284,21 +329,31 @@ fn wrong_inputs_are_refused() {
     let whole = capture(5);
     fs::write(dir.file("cut"), &whole[..whole.len() - 10]).unwrap();
     fs::write(dir.file("text"), "this is no capture").unwrap();
-    let before = contents(dir.path());
     let switches = [FLAGS, PORTS, CHANNELS].into_iter().flatten();
     let rows: Vec<_> = switches
         .map(|&(flags, code, words)| (format!("{SHORT} {flags}"), code, words))
         .chain(COMMANDS.iter().map(|&(line, code, words)| (line.to_owned(), code, words)))
         .collect();
-    let mut wrong = Vec::new();
-    for (line, code, words) in &rows {
-        wrong.extend(look(&dir, line, *code, words));
-        let mut after = contents(dir.path());
-        after.retain(|name, bytes| before.get(name) != Some(bytes));
-        for name in after.keys() {
-            wrong.push(format!("offcore {line}: {name} is new or another one"));
-            fs::remove_file(dir.file(name)).unwrap();
-        }
-    }
-    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), rows.len(), wrong.join("\n"));
+    look_at(&dir, &rows, |line| {
+        let mut command = Command::new(binary().unwrap());
+        command.args(line.split_whitespace());
+        command
+    });
+}
+
+#[test]
+fn what_is_lacking_is_said() {
+    let Some(()) = require(&[Need::Root]) else { return };
+    let dir = TempDir::new().unwrap();
+    // Everybody may run it there.
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
+    fs::copy(binary().unwrap(), dir.file("offcore")).unwrap();
+    let rows: Vec<_> = LACKS.iter().map(|&(line, code, words)| (line.to_owned(), code, words)).collect();
+    look_at(&dir, &rows, |line| {
+        let mut command = Command::new("sh");
+        command.env("short", SHORT).env("offcore", "./offcore");
+        command.env("nobody", "setpriv --reuid 65534 --regid 65534 --clear-groups");
+        command.args(["-c", line]);
+        command
+    });
 }

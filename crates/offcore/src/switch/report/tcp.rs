@@ -6,15 +6,19 @@ use offcore_flow::report::{ConnectionReport, Report, TcpReport};
 
 use crate::output::table::columns;
 
-pub(super) fn tables(report: &Report) -> String {
-    let mut text: String = report.tcp.iter().map(host).collect();
-    if let Some(all) = &report.connections {
-        text += &connections(all);
-        let total: u64 = report.tcp.iter().map(|host| host.count("connections")).sum();
-        if total > all.len() as u64 {
-            // Writing to a String cannot fail.
-            let _ = writeln!(text, "  {} connections are not shown", total - all.len() as u64);
-        }
+/// What each lcore's host says.
+pub(super) fn hosts(report: &Report) -> String {
+    report.tcp.iter().map(host).collect()
+}
+
+/// A row for each connection.
+pub(super) fn connections(report: &Report) -> String {
+    let Some(all) = &report.connections else { return String::new() };
+    let mut text = rows(all);
+    let total: u64 = report.tcp.iter().map(|host| host.count("connections")).sum();
+    if total > all.len() as u64 {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "  {} connections are not shown", total - all.len() as u64);
     }
     text
 }
@@ -106,7 +110,7 @@ const SEEN: [(&str, &str); 13] = [
     ("starved", "packets not made for want of buffers"),
 ];
 
-fn connections(all: &[ConnectionReport]) -> String {
+fn rows(all: &[ConnectionReport]) -> String {
     let rows = all.iter().map(|connection| {
         let ConnectionReport { received, unread, acknowledged, unacknowledged, mss, cwnd, .. } = connection;
         [
@@ -184,6 +188,6 @@ mod tests {
   10.0.0.2:7  10.0.0.1:40000  ESTABLISHED      1000      10   900       90  1448  14480    1.234              6
   2 connections are not shown
 ";
-        assert_eq!(tables(&report), expected);
+        assert_eq!(hosts(&report) + &connections(&report), expected);
     }
 }
