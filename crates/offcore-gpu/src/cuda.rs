@@ -1,7 +1,7 @@
 //! The devices `cuda:N`: NVIDIA GPUs, through the CUDA driver API. Building needs no CUDA and links none: the driver's
 //! library is loaded when a device is opened.
 //!
-//! * `driver`: the library, its errors, and wrappers of its objects,
+//! * `library`: the driver's library; `driver`: its errors, and wrappers of its objects,
 //! * `memory`: registered host memory and device memory,
 //! * `gpu`: an open GPU, the quiesce lock and the SM reservations that services share,
 //! * `service`: setting up a service; `halves`: its launcher and its watch,
@@ -16,6 +16,7 @@ mod facts;
 pub(crate) mod gpu;
 mod graph;
 mod halves;
+mod library;
 pub(crate) mod memory;
 mod service;
 mod slots;
@@ -29,6 +30,7 @@ use crate::cuda::gpu::Gpu;
 use crate::device::{Device, DeviceError, Service, Started};
 
 pub use facts::facts;
+pub use gpu::use_all_queues;
 
 /// The names of the devices that the driver shows, `cuda:0` and so on; at least one.
 ///
@@ -36,7 +38,7 @@ pub use facts::facts;
 /// No driver or no device, with advice.
 pub fn list() -> Result<Vec<String>, DeviceError> {
     let absent = |reason| DeviceError::Absent { device: "cuda".into(), reason };
-    driver::ready().map_err(absent)?;
+    library::ready().map_err(absent)?;
     match driver::devices().map_err(|error| absent(error.to_string()))? {
         0 => Err(absent("the driver shows no GPU: see nvidia-smi -L and CUDA_VISIBLE_DEVICES".into())),
         count => Ok((0..count).map(|ordinal| format!("cuda:{ordinal}")).collect()),

@@ -76,7 +76,10 @@ pub(crate) fn run(command: &BenchCommand, names: &[String]) -> Result<(), Failur
         BenchCommand::Vhost(args) => vhost::run(args),
         BenchCommand::Copy(args) => copy::run(args),
         BenchCommand::Dma(args) => dma::run(args),
-        BenchCommand::Gpu(args) => gpu::run(args),
+        BenchCommand::Gpu(args) => {
+            offcore_gpu::cuda::use_all_queues();
+            gpu::run(args)
+        }
         BenchCommand::Model(args) => model::run(args),
         BenchCommand::Tcp(args) => tcp::run(args),
     };

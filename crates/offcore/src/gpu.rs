@@ -42,6 +42,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
 }
 
 fn run_pipelines(args: &PipelineArgs) -> Result<(), Failure> {
+    offcore_gpu::cuda::use_all_queues();
     let (mut config, ports) = plan(args).map_err(Failure::Usage)?;
     if let Run::Pipelines(working) = &mut config.run {
         if matches!(working.workload, Workload::Device(_)) && working.devices.is_empty() {

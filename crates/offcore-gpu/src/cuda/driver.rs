@@ -1,20 +1,17 @@
-//! The CUDA driver API: loading the library, errors, and RAII wrappers of its objects.
-//!
-//! [`ready`] loads the library on first use, and everything else here needs something that a loaded library returned.
-//! Once a device is open, only functions that every driver since CUDA 12.0 has are called: a missing one would end the
-//! program.
+//! The CUDA driver API: errors, and RAII wrappers of its objects. Everything here needs something that a loaded library
+//! returned: see [`super::library`].
 
 use std::cell::Cell;
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::ptr::{null, null_mut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use cudarc::driver::sys::{self, CUresult};
+
+use crate::cuda::library::is_present;
 
 /// Size of the buffer for the compiler's log.
 const LOG: usize = 8192;
@@ -83,57 +80,6 @@ macro_rules! call {
     };
 }
 pub(crate) use call;
-
-/// Whether the driver's library is there. CUDA_PATH_L in the environment names a directory to load it from.
-pub(crate) fn is_present() -> bool {
-    static PRESENT: OnceLock<bool> = OnceLock::new();
-    *PRESENT.get_or_init(|| {
-        if let Some(directory) = std::env::var_os("CUDA_PATH_L") {
-            load_from(Path::new(&directory));
-        }
-        // SAFETY: loads a library and runs its initialisers. It is the driver's, which is trusted like its kernel
-        // module.
-        unsafe { sys::is_culib_present() }
-    })
-}
-
-/// Loads the library in this directory, if it is there. A later dlopen of `libcuda.so.1`, one of the names that are
-/// tried, then returns this one.
-fn load_from(directory: &Path) {
-    let found =
-        ["libcuda.so.1", "libcuda.so"].map(|name| directory.join(name)).into_iter().find(|at| at.exists());
-    let path = found.and_then(|path| CString::new(path.as_os_str().as_bytes()).ok());
-    if let Some(path) = path {
-        // SAFETY: as in `is_present`. The handle is dropped: the library stays loaded.
-        unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-    }
-}
-
-/// Loads and initialises the driver. Returns its CUDA version as cuDriverGetVersion does: 1000 × major + 10 × minor.
-pub(crate) fn ready() -> Result<u32, String> {
-    if !is_present() {
-        return Err(
-            "no CUDA driver was found (libcuda.so): install NVIDIA's driver for this kernel, or give its \
-                    library's directory in CUDA_PATH_L"
-                .into(),
-        );
-    }
-    let mut version = 0;
-    // SAFETY: the library is loaded. Both calls have no preconditions; `version` is valid for writes.
-    let done = unsafe { call!(cuDriverGetVersion(&mut version)).and_then(|()| call!(cuInit(0))) };
-    done.map(|()| version as u32).map_err(|error| {
-        let advice = if error.is(CUresult::CUDA_ERROR_NO_DEVICE) {
-            "the driver shows no GPU: see nvidia-smi -L and CUDA_VISIBLE_DEVICES, and the container's GPUs"
-        } else if error.is(CUresult::CUDA_ERROR_STUB_LIBRARY) {
-            "libcuda.so is the toolkit's stub: remove its directory from LD_LIBRARY_PATH"
-        } else if error.is(CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH) {
-            "libcuda.so and the kernel module have different versions: reboot, or reload the module"
-        } else {
-            "see nvidia-smi, dmesg, and whether /dev/nvidiactl and /dev/nvidia-uvm can be opened"
-        };
-        format!("the CUDA driver does not start: {error}: {advice}")
-    })
-}
 
 /// The primary context of a device, which everything in this process shares.
 pub(crate) struct Context {

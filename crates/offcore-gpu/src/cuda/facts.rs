@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_char};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use crate::cuda::driver::{self, CudaError, call};
+use crate::cuda::library;
 use crate::doctor::{CudaDevice, CudaFacts};
 
 /// Queries the driver, even one that is too old for the kernels.
@@ -12,7 +13,7 @@ use crate::doctor::{CudaDevice, CudaFacts};
 /// # Errors
 /// Why it cannot be queried.
 pub fn facts() -> Result<CudaFacts, String> {
-    let driver_version = driver::ready()?;
+    let driver_version = library::ready()?;
     let to_text = |error: CudaError| error.to_string();
     let devices = (0..driver::devices().map_err(to_text)?)
         .map(|ordinal| driver::device(ordinal).and_then(facts_of).map_err(to_text))
@@ -40,6 +41,7 @@ pub(crate) fn facts_of(device: sys::CUdevice) -> Result<CudaDevice, CudaError> {
             == Some(true),
         dma_buf: known(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
         gpudirect_rdma: known(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED),
+        kernel_timeout: known(Attribute::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT) == Some(true),
     })
 }
 

@@ -17,17 +17,23 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
 use crate::cuda::driver::{self, Context, CudaError, Kernel, Module, Stream};
 use crate::cuda::facts::facts_of;
+use crate::cuda::library;
 use crate::cuda::memory::{Allocation, size};
 use crate::cuda::thread::LaunchThread;
-use crate::doctor::{CudaDevice, Ptx};
+use crate::doctor::{CudaDevice, Ptx, words};
 use crate::layout::{Kind, PipelineView, PoolView, QUIT, RingView, TrieView, WorkView};
 use crate::ptx::PTX;
 
 /// Threads per warp, the minimum block size.
 pub(crate) const WARP: u32 = 32;
-/// Default number of kernels that can run concurrently on a device: one per hardware queue
-/// (CUDA_DEVICE_MAX_CONNECTIONS). A further kernel would be serialised behind another in the same queue.
+/// The variable with the number of hardware queues of a process on a device, each for one kernel at a time: a further kernel
+/// would be serialised behind another in the same queue.
+const MAX_CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+/// How many there are where it is not set, and at most.
 const QUEUES: u32 = 8;
+const MAX_QUEUES: u32 = 32;
+/// Queues that no kernel may wait for bursts in: for the null stream, copies, and what has just ended.
+const KEPT_QUEUES: u32 = 3;
 
 /// The kernels of `kernels/kernels.cu`.
 #[derive(Clone, Copy, Debug)]
@@ -66,12 +72,11 @@ pub(crate) fn check_versions(driver: u32, device: Option<(u32, u32)>) -> Result<
     let Some(needed) = ptx.needs_cuda() else {
         return Err(format!("the kernels are PTX {major}.{minor}, and no known driver supports that"));
     };
-    let cuda = |version: u32| format!("{}.{}", version / 1000, version % 1000 / 10);
     if driver < needed {
         return Err(format!(
             "its driver is for CUDA {}, the kernels (PTX {major}.{minor}) need {}: install a newer NVIDIA driver",
-            cuda(driver),
-            cuda(needed)
+            words(driver),
+            words(needed)
         ));
     }
     match device {
@@ -87,7 +92,7 @@ impl Gpu {
     /// GPU `ordinal` of those that the driver shows.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>, String> {
         static OPEN: Mutex<Vec<Weak<Gpu>>> = Mutex::new(Vec::new());
-        let version = driver::ready()?;
+        let version = library::ready()?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|gpu| gpu.strong_count() > 0);
         let known = open.iter().filter_map(Weak::upgrade).find(|gpu| gpu.ordinal == ordinal);
@@ -95,6 +100,7 @@ impl Gpu {
             return Ok(gpu);
         }
         check_versions(version, None)?;
+        library::is_complete()?;
         let gpu = Arc::new(Self::new(ordinal, version)?);
         open.push(Arc::downgrade(&gpu));
         Ok(gpu)
@@ -144,13 +150,15 @@ impl Gpu {
             _module: module,
             context,
         };
-        gpu.self_test().map_err(|error| format!("its kernels do not run: {error}"))?;
+        let stream = Stream::new(&gpu.context).map_err(to_text)?;
+        gpu.launch_all_once(&stream).map_err(|error| format!("its kernels do not run: {error}"))?;
         Ok(gpu)
     }
 
-    /// Launches every kernel once on a ring of its own that holds a quit. That loads each kernel and allocates its
-    /// local memory, which would block once a kernel polls for bursts, and shows that it ends.
-    fn self_test(&self) -> Result<(), String> {
+    /// Launches every kernel once on this stream, on a ring of its own that holds a quit. That loads each kernel, allocates
+    /// its local memory and gives the stream its hardware queue, which would block once a kernel polls for bursts, and
+    /// shows that it ends.
+    pub(super) fn launch_all_once(&self, stream: &Stream) -> Result<(), String> {
         // A slot that holds a quit, the line of its answer, and zeroed words.
         let mut memory = [0u32; 40];
         (memory[0], memory[1]) = (1, QUIT);
@@ -174,17 +182,16 @@ impl Gpu {
         let Kernels { burst, persistent, node } = self.kernels;
         let run = || {
             self.context.settle()?;
-            let stream = Stream::new(&self.context)?;
             // SAFETY: the context is current; the parameters are those of the kernels in kernels.cu. The ring has one
             // slot and answer, and the words two, as the kernels want them. They are there until the stream is idle.
             unsafe {
-                burst.launch(&stream, ([1, 1], WARP), &mut [place(&view), place(&0u64), place(&words)])?;
+                burst.launch(stream, ([1, 1], WARP), &mut [place(&view), place(&0u64), place(&words)])?;
                 persistent.launch(
-                    &stream,
+                    stream,
                     ([1, 1], WARP),
                     &mut [place(&view), place(&0u32), place(&1u32), place(&0u64)],
                 )?;
-                node.launch(&stream, ([1, 1], WARP), &mut [place(&view), place(&0u32), place(&words)])?;
+                node.launch(stream, ([1, 1], WARP), &mut [place(&view), place(&0u32), place(&words)])?;
             }
             stream.wait()
         };
@@ -220,7 +227,7 @@ impl Gpu {
         threads: u32,
     ) -> Result<SmReservation, String> {
         let per_sm = kernel.blocks_per_sm(threads).map_err(|error| error.to_string())?;
-        let environment = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
+        let environment = std::env::var(MAX_CONNECTIONS).ok();
         let queues = queues(environment.as_deref());
         let reserved = self.reserved.each_ref().map(|count| count.load(Ordering::Relaxed));
         let multiprocessors = blocks.div_ceil(per_sm);
@@ -237,17 +244,28 @@ pub(crate) fn place<T>(value: &T) -> *mut std::ffi::c_void {
     std::ptr::from_ref(value).cast_mut().cast()
 }
 
-/// Number of hardware queues, from the value of CUDA_DEVICE_MAX_CONNECTIONS.
+/// Asks the driver for as many hardware queues as it has, unless the environment has a number already. For the start of a
+/// program: where the process has several threads, nothing is done, and the driver's default holds.
+pub fn use_all_queues() {
+    let threads = std::fs::read_dir("/proc/self/task").map_or(usize::MAX, |threads| threads.count());
+    if threads == 1 && std::env::var_os(MAX_CONNECTIONS).is_none() {
+        // SAFETY: no other thread is there that could read the environment meanwhile.
+        unsafe { std::env::set_var(MAX_CONNECTIONS, MAX_QUEUES.to_string()) };
+    }
+}
+
+/// Kernels that may wait for bursts at a time, from the value of [`MAX_CONNECTIONS`].
 fn queues(environment: Option<&str>) -> u32 {
-    environment.and_then(|text| text.trim().parse().ok()).map_or(QUEUES, |queues: u32| queues.clamp(1, 32))
+    let queues = environment.and_then(|text| text.trim().parse().ok()).unwrap_or(QUEUES);
+    queues.clamp(1, MAX_QUEUES).saturating_sub(KEPT_QUEUES).max(1)
 }
 
 /// Checks that one more service, whose kernels poll for bursts and occupy `wanted` multiprocessors, fits.
 fn check_capacity(reserved: [u32; 2], wanted: u32, queues: u32, multiprocessors: u32) -> Result<(), String> {
     if reserved[0] >= queues {
         return Err(format!(
-            "it runs at most {queues} kernels at a time, and {} pipelines already have one that waits for bursts: set \
-             CUDA_DEVICE_MAX_CONNECTIONS (32 at most) in the environment, or use fewer pipelines or a launch a burst",
+            "at most {queues} kernels may wait for bursts at a time, and {} pipelines already have one: set \
+             {MAX_CONNECTIONS} (32 at most) in the environment, or use fewer pipelines or workload type kernel",
             reserved[0]
         ));
     }
@@ -363,17 +381,11 @@ mod tests {
 
     #[test]
     fn services_beyond_capacity_are_refused() {
-        assert_eq!(queues(None), 8);
-        assert_eq!(
-            (queues(Some("32")), queues(Some("100")), queues(Some("0")), queues(Some("x"))),
-            (32, 32, 1, 8)
-        );
+        let found = [None, Some("32"), Some("100"), Some("4"), Some("0"), Some("x")].map(queues);
+        assert_eq!(found, [5, 29, 29, 1, 1, 5]);
         check_capacity([7, 0], 4, 8, 132).unwrap();
         let text = check_capacity([8, 0], 4, 8, 132).unwrap_err();
-        assert!(
-            text.contains("CUDA_DEVICE_MAX_CONNECTIONS") && text.contains("8 kernels at a time"),
-            "{text}"
-        );
+        assert!(text.contains("CUDA_DEVICE_MAX_CONNECTIONS") && text.contains("at most 8 kernels"), "{text}");
         check_capacity([1, 128], 4, 8, 132).unwrap();
         let text = check_capacity([1, 129], 4, 8, 132).unwrap_err();
         assert!(text.contains("133 multiprocessors, and it has 132"), "{text}");

@@ -36,6 +36,11 @@ pub(super) unsafe fn start(
             .into());
     }
     let Service { mut view, launch, blocks, threads, memory } = *service;
+    if launch != Launch::Kernel && gpu.facts.kernel_timeout {
+        return Err("it has a display, and its driver kills kernels that run for seconds, such as those that wait for \
+                    bursts: use workload type kernel, or a GPU without a display"
+            .into());
+    }
     let context = &gpu.context;
     let count = view.ring.count;
     let pool_len = (view.pool.chunks as usize) << view.pool.chunk_shift;
@@ -79,6 +84,7 @@ pub(super) unsafe fn start(
     let tables = unsafe { trie_at(gpu, &mut view.work.trie)? };
 
     let stream = Stream::new(context).map_err(|error| error.to_string())?;
+    gpu.launch_all_once(&stream)?;
     // SAFETY: the ring is as the caller promises, and no burst has been submitted.
     let (slots_memory, slots, no_slots) =
         match unsafe { slots::slots(gpu, &view, service.view.ring.answers, &stream) } {

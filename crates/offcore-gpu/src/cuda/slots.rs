@@ -1,8 +1,9 @@
 //! Ring slots in device memory, which the CPU writes through a mapping, so that a kernel polls local memory and reads
 //! descriptors there without crossing the bus.
 //!
-//! Device memory can be exported as a dma-buf, which newer drivers allow the CPU to map. Setup tests whether the driver
-//! does, and whether a kernel sees what the CPU writes there. Otherwise slots are in the ring's host memory.
+//! Device memory can be exported as a dma-buf, which drivers since CUDA 13.3 allow the CPU to map; earlier ones refuse, and the
+//! kernel logs an error each time. Setup tests whether a kernel sees what the CPU writes there. Otherwise slots are in the
+//! ring's host memory.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
@@ -13,16 +14,17 @@ use crate::cuda::driver::{CudaError, Stream, call};
 use crate::cuda::gpu::{Gpu, WARP, place};
 use crate::cuda::memory::Allocation;
 use crate::device::DeviceSlots;
+use crate::doctor::{MAPS_DMA_BUF, words};
 use crate::layout::{AnswerHead, PipelineView, SlotHead};
 use crate::ring::store_fence;
 
 /// An allocation of this size is page-aligned.
 const PAGE: usize = 2 << 20;
-/// The first CUDA version whose driver takes a flag for a mapping through PCIe.
-const BY_PCIE: u32 = 12_080;
+/// CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE, of CUDA 12.8: a mapping through PCIe.
+const BY_PCIE: u64 = 1;
 
 /// Slots in device memory, and the CPU's mapping of them. `view` has device addresses, `answers` is the CPU's address
-/// of the answers. Nothing has been launched on the stream yet.
+/// of the answers.
 ///
 /// # Safety
 /// `view` describes a valid ring, and nothing else uses its first answer meanwhile.
@@ -35,9 +37,15 @@ pub(super) unsafe fn slots(
     if gpu.facts.dma_buf != Some(true) {
         return Err("the driver exports no GPU memory".into());
     }
+    if gpu.version < MAPS_DMA_BUF {
+        return Err(format!(
+            "the driver is for CUDA {}: the CPU may map GPU memory from 13.3 on",
+            words(gpu.version)
+        ));
+    }
     let len = (view.ring.count as usize * view.ring.slot_stride as usize).next_multiple_of(PAGE);
     let memory = Allocation::zeroed(&gpu.context, "slots of a ring", len)?;
-    let mapping = Mapped::new(&exported(gpu, &memory, len)?, len)?;
+    let mapping = Mapped::new(&exported(&memory, len)?, len)?;
     let mut view = *view;
     view.ring.slots = memory.at();
     // SAFETY: `mapping` is of the slots' memory; the rest is the caller's promise.
@@ -49,7 +57,7 @@ pub(super) unsafe fn slots(
 }
 
 /// Exports device memory as a file descriptor.
-fn exported(gpu: &Gpu, memory: &Allocation, len: usize) -> Result<OwnedFd, String> {
+fn exported(memory: &Allocation, len: usize) -> Result<OwnedFd, String> {
     let at = memory.at::<u8>().addr();
     // SAFETY: a pure query.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE);
@@ -67,9 +75,7 @@ fn exported(gpu: &Gpu, memory: &Allocation, len: usize) -> Result<OwnedFd, Strin
             Ok(OwnedFd::from_raw_fd(file))
         }
     };
-    let by_pcie = sys::CUmemRangeFlags::CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE as u64;
-    let done = if gpu.version < BY_PCIE { export(0) } else { export(by_pcie).or_else(|_| export(0)) };
-    done.map_err(|error: CudaError| error.to_string())
+    export(BY_PCIE).or_else(|_| export(0)).map_err(|error: CudaError| error.to_string())
 }
 
 /// A CPU mapping of device memory.

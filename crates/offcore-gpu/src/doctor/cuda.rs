@@ -31,6 +31,8 @@ pub struct CudaDevice {
     pub dma_buf: Option<bool>,
     /// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED; none where the driver does not know the attribute.
     pub gpudirect_rdma: Option<bool>,
+    /// CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT: it has a display, and kernels that run for seconds are killed.
+    pub kernel_timeout: bool,
 }
 
 /// Requirements from the first directives of a PTX file.
@@ -73,8 +75,11 @@ impl Ptx {
     }
 }
 
+/// The first CUDA version whose driver allows the CPU to map a dma-buf of GPU memory.
+pub(crate) const MAPS_DMA_BUF: u32 = 13_030;
+
 /// A CUDA version for people.
-pub(super) fn words(version: u32) -> String {
+pub(crate) fn words(version: u32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 

@@ -69,6 +69,7 @@ impl Fake {
                     host_pointers: true,
                     dma_buf: Some(true),
                     gpudirect_rdma: Some(true),
+                    kernel_timeout: false,
                 }],
             }),
             ..Given::default()

@@ -38,6 +38,7 @@ pub(super) fn all(facts: &Facts, given: &Given) -> Report {
         gpu::driver(facts, gpu, report);
         gpu::cuda(facts, gpu, report);
         gpu::target(facts, gpu, report);
+        gpu::display(facts, gpu, report);
         gpu::window(facts, gpu, report);
         gpu::iommu(facts, gpu, report);
         link::link(facts, &gpu.function, report);

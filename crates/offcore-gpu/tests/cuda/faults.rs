@@ -292,6 +292,25 @@ fn what_is_too_old_is_refused_by_name() {
     assert_eq!(fake.live(), "nothing");
 }
 
+#[test]
+fn kernels_that_would_be_killed_are_refused() {
+    let fake = Fake::new();
+    fake.set("display", 1);
+    let mut device = devices::open("cuda:0").unwrap();
+    for case in ways() {
+        let started = run_one(&mut *device, case);
+        match case.launch {
+            Launch::Kernel => assert_eq!(started, Ok(None)),
+            _ => {
+                let refused = started.unwrap_err();
+                assert!(refused.contains("display") && refused.contains("workload type kernel"), "{refused}");
+            }
+        }
+    }
+    drop(device);
+    assert_eq!(fake.live(), "nothing");
+}
+
 /// The driver's version is queried once per process.
 #[test]
 fn old_driver_is_refused() {

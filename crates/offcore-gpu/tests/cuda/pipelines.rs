@@ -172,11 +172,25 @@ fn only_memory_gpu_allocates_staging() {
     }
 }
 
+/// A driver may take its time for the first launch on a stream, and wait for all kernels: none polls then.
+#[test]
+fn every_stream_has_had_a_launch_before_kernels_poll() {
+    let fake = Fake::new();
+    let mut device = devices::open("cuda:0").unwrap();
+    let opened = fake.calls("cuLaunchKernel");
+    let pool = pool(6, 64);
+    let lines: Vec<_> = ways().map(|case| Line::new(&mut *device, pool, case).unwrap()).collect();
+    assert_eq!(fake.calls("cuLaunchKernel") - opened, 3 * lines.len() as u64, "each kernel on each stream");
+    assert!(run(lines).iter().all(Option::is_none));
+}
+
 #[test]
 fn mapped_slots_are_in_device_memory() {
     let fake = Fake::new();
-    for (exported, mapped) in [(1, true), (0, false)] {
+    for (exported, driver, mapped) in [(1, 13_030, true), (0, 13_030, false), (1, 13_020, false)] {
         fake.set("dma_buf", exported);
+        fake.set("driver", driver);
+        let asked = fake.calls("cuMemGetHandleForAddressRange");
         let mut device = devices::open("cuda:0").unwrap();
         for case in ways() {
             for (burst, bursts) in [(1, 60), (257, 9)] {
@@ -188,9 +202,15 @@ fn mapped_slots_are_in_device_memory() {
             assert_eq!(note.contains("bursts in GPU memory"), mapped, "{note}");
             assert_eq!(note.contains("bursts in pinned host memory"), !mapped, "{note}");
         }
+        assert_eq!(
+            fake.calls("cuMemGetHandleForAddressRange") > asked,
+            mapped,
+            "an earlier driver logs an error"
+        );
         drop(device);
         assert_eq!(fake.live(), "nothing");
     }
+    fake.set("driver", 13_030);
     // A driver that claims support but fails.
     fake.set("dma_buf", 1);
     fake.set("cuMemGetHandleForAddressRange", 801);

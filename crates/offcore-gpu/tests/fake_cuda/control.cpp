@@ -45,6 +45,7 @@ static long long *number(Settings &settings, const std::string &name)
 		{"registrable", &settings.registrable},
 		{"host_pointers", &settings.host_pointers},
 		{"dma_buf", &settings.dma_buf},
+		{"display", &settings.display},
 		{"gpudirect", &settings.gpudirect},
 		{"refuse_ptx", &settings.refuse_ptx},
 		{"lost_after", &settings.lost_after},

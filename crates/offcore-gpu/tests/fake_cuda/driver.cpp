@@ -97,6 +97,8 @@ static int attribute(int which, int device)
 		return settings.gpudirect == 2 ? 100 : 0;
 	case 124: // DMA_BUF_SUPPORTED
 		return settings.dma_buf != 0;
+	case 17: // KERNEL_EXEC_TIMEOUT
+		return settings.display != 0;
 	case 19: // CAN_MAP_HOST_MEMORY
 	case 31: // CONCURRENT_KERNELS
 	case 41: // UNIFIED_ADDRESSING

@@ -128,7 +128,7 @@ struct Range {
 // Injected faults, and the properties of the machine.
 struct Settings {
 	long long devices = 1;
-	long long driver = 13000;
+	long long driver = 13030;
 	long long capability = 90;
 	// Bytes of device memory, and bytes that can be registered.
 	long long memory = 1LL << 36;
@@ -137,6 +137,8 @@ struct Settings {
 	long long host_pointers = 0;
 	// 1: the CPU can map device memory.
 	long long dma_buf = 0;
+	// 1: it has a display, and kernels have a time limit.
+	long long display = 0;
 	// 1: network cards can access device memory, and their writes need a flush; 2: they need none.
 	long long gpudirect = 0;
 	// 1: modules are refused as invalid PTX.

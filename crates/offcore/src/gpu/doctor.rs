@@ -20,7 +20,7 @@ Examples:
 For a pool as it is going to be, and one network card:
     offcore gpu doctor --mbufs 65536 --mbuf-size 16384 --nic eth0
 
-Environment: CUDA_PATH_L, the directory with libcuda.
+Environment: LD_LIBRARY_PATH, directories that libcuda.so is looked for in first.
 
 Exit codes: 0 no problem (there may be warnings), 1 a problem, 2 usage.";
 

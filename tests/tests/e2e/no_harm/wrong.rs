@@ -276,6 +276,12 @@ const LACKS: &[Row] = &[
     ("$offcore $short --port gen: 2>&-", 0, &[]),
     ("$offcore $short --port gen: 2>/dev/full", 0, &[]),
     ("$offcore $short --port gen: <&-", 0, &[]),
+    (
+        "ln -s $(ldd $offcore | sed -n 's/.*=> \\(.*libm[^ ]*\\).*/\\1/p') libcuda.so; \
+         LD_LIBRARY_PATH=. $offcore gpu --port gen: -w kernel --device cuda:0; end=$?; rm libcuda.so; exit $end",
+        1,
+        &["libcuda.so has no cuDeviceGet", "LD_LIBRARY_PATH"],
+    ),
     ("ulimit -n 8; $offcore $short --port vhost:s", 1, &["descriptors", "this process may have 8", "ulimit"]),
     (
         "ulimit -f 20480; $offcore $short --port gen:size=1518,count=9000 --port pcap:-,out; end=$?; rm out.part; exit $end",

@@ -77,6 +77,25 @@ pub(super) fn target(facts: &Facts, gpu: &Gpu, report: &mut Report) {
     }
 }
 
+/// Whether kernels may run for as long as they like, if CUDA was queried.
+pub(super) fn display(facts: &Facts, gpu: &Gpu, report: &mut Report) {
+    let device = facts.cuda.as_ref().and_then(|cuda| cuda.device(&gpu.function.address));
+    let Some(device) = device else { return };
+    let rule = report.check("kernel-time", &gpu.function.address).wants(
+        "no time limit on kernels",
+        "kernels of workload types persistent and graph run as long as the program; with a limit they would be killed, and are \
+         refused",
+    );
+    match device.kernel_timeout {
+        false => rule.ok("there is none"),
+        true => rule.warning(
+            "the driver kills kernels that run for seconds: the GPU has a display",
+            "use a GPU without a display, or stop the X server (systemctl isolate multi-user.target); workload type kernel \
+             works as it is",
+        ),
+    }
+}
+
 /// The default BAR size; a larger one needs resizable BAR.
 const LEAST_WINDOW: u64 = 256 << 20;
 
@@ -178,6 +197,15 @@ mod tests {
         fake.cuda().devices[0].compute_capability = (6, 1);
         let finding = fake.finding("ptx-target", GPU);
         assert_eq!((finding.verdict, finding.found.as_str()), (Verdict::Problem, "compute capability 6.1"));
+    }
+
+    #[test]
+    fn limit_on_kernels_is_a_warning() {
+        let mut fake = Fake::good("gpu-display");
+        assert_eq!(fake.finding("kernel-time", GPU).verdict, Verdict::Ok);
+        fake.cuda().devices[0].kernel_timeout = true;
+        let finding = fake.finding("kernel-time", GPU);
+        assert!(finding.verdict == Verdict::Warning && finding.found.contains("display"), "{finding:?}");
     }
 
     #[test]

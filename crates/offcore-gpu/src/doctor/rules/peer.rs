@@ -5,10 +5,8 @@ use offcore_stats::finding::Report;
 
 use super::SYSTEM;
 use crate::doctor::Facts;
-use crate::doctor::cuda::words;
+use crate::doctor::cuda::{MAPS_DMA_BUF, words};
 
-/// The first CUDA version whose driver allows mapping a dma-buf of GPU memory.
-const MAPS_DMA_BUF: u32 = 13_030;
 /// The first kernel version whose network cards import dma-bufs.
 const IMPORTS_DMA_BUF: (u32, u32) = (5, 12);
 
@@ -18,7 +16,7 @@ fn dma_buf(facts: &Facts) -> Option<bool> {
     Some(!devices.is_empty() && devices.iter().all(|device| device.dma_buf == Some(true)))
 }
 
-/// Where a pipeline's slots can be. The device tests it at the start of each run, with any driver version.
+/// Where a pipeline's slots can be.
 pub(super) fn slots(facts: &Facts, report: &mut Report) {
     let rule = report.check("slots", SYSTEM).wants(
         "a driver that exports GPU memory as dma-bufs and lets the processor map them (CUDA 13.3)",
@@ -32,12 +30,12 @@ pub(super) fn slots(facts: &Facts, report: &mut Report) {
         Some(true) if version >= MAPS_DMA_BUF => {
             rule.ok("the driver exports dma-bufs and lets them be mapped: slots go into GPU memory")
         }
-        Some(true) => rule.not_known(
+        Some(true) => rule.warning(
             format!(
-                "the driver exports dma-bufs, and is for CUDA {}: whether it lets them be mapped is tried by each run",
+                "the driver is for CUDA {}, and lets nobody map its dma-bufs: slots stay in pinned host memory",
                 words(version)
             ),
-            format!("check the notes of a run; if they name pinned host memory, {newer}"),
+            newer,
         ),
         Some(false) => rule.warning(
             "the driver does not export every GPU's memory: slots stay in pinned host memory there",
@@ -118,7 +116,7 @@ mod tests {
         assert_eq!(fake.finding("slots", "system").verdict, Verdict::Ok);
         fake.cuda().driver_version = 12_080;
         let finding = fake.finding("slots", "system");
-        assert!(finding.verdict == Verdict::NotKnown && finding.found.contains("CUDA 12.8"), "{finding:?}");
+        assert!(finding.verdict == Verdict::Warning && finding.found.contains("CUDA 12.8"), "{finding:?}");
         fake.cuda().devices[0].dma_buf = Some(false);
         let finding = fake.finding("slots", "system");
         assert!(

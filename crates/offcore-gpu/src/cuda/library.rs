@@ -1,0 +1,158 @@
+//! The CUDA driver's library, libcuda: loaded on first use, checked for what is called.
+
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::{self, CUresult};
+
+use crate::cuda::driver::{CudaError, call};
+
+/// Whether the library is there.
+pub(crate) fn is_present() -> bool {
+    static PRESENT: OnceLock<bool> = OnceLock::new();
+    // SAFETY: loads a library and runs its initialisers. It is the driver's, which is trusted like its kernel module.
+    *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() })
+}
+
+/// Loads and initialises the driver. Returns its CUDA version as cuDriverGetVersion does: 1000 × major + 10 × minor.
+pub(crate) fn ready() -> Result<u32, String> {
+    if !is_present() {
+        return Err("no CUDA driver was found (libcuda.so): install NVIDIA's driver for this kernel, or give its library's \
+                    directory in LD_LIBRARY_PATH"
+            .into());
+    }
+    complete(EARLY, has)?;
+    let mut version = 0;
+    // SAFETY: the library is loaded. Both calls have no preconditions; `version` is valid for writes.
+    let done = unsafe { call!(cuDriverGetVersion(&mut version)).and_then(|()| call!(cuInit(0))) };
+    done.map(|()| version as u32)
+        .map_err(|error| format!("the CUDA driver does not start: {error}: {}", advice(error)))
+}
+
+fn advice(error: CudaError) -> &'static str {
+    if error.is(CUresult::CUDA_ERROR_NO_DEVICE) {
+        "the driver shows no GPU: see nvidia-smi -L and CUDA_VISIBLE_DEVICES, and the container's GPUs"
+    } else if error.is(CUresult::CUDA_ERROR_STUB_LIBRARY) {
+        "libcuda.so is the toolkit's stub: remove its directory from LD_LIBRARY_PATH"
+    } else if error.is(CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH) {
+        "libcuda.so and the kernel module have different versions: reboot, or reload the module"
+    } else {
+        "see nvidia-smi, dmesg, and whether /dev/nvidiactl and /dev/nvidia-uvm can be opened"
+    }
+}
+
+/// Checks that the library has all that an open device calls: a missing function would end the program.
+///
+/// # Errors
+/// Which one it has not.
+pub(crate) fn is_complete() -> Result<(), String> {
+    complete(CALLS, has)
+}
+
+fn complete(calls: &[&str], has: impl Fn(&str) -> bool) -> Result<(), String> {
+    match calls.iter().find(|name| !has(name)) {
+        None => Ok(()),
+        Some(name) => Err(format!(
+            "libcuda.so has no {name}: expected the library of NVIDIA's driver, 525.60.13 or later; see LD_LIBRARY_PATH and \
+             ldconfig -p for another one of that name"
+        )),
+    }
+}
+
+fn has(name: &str) -> bool {
+    // SAFETY: the library is loaded; the address is not used.
+    unsafe { sys::culib().get::<unsafe extern "C" fn()>(name.as_bytes()) }.is_ok()
+}
+
+/// What every driver has had since the first, and an old one is asked, too.
+const EARLY: &[&str] = &[
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDeviceGetPCIBusId",
+    "cuDeviceTotalMem_v2",
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuInit",
+];
+
+/// All other functions that are called, which CUDA 12.0 has.
+const CALLS: &[&str] = &[
+    "cuCtxSetCurrent",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuFlushGPUDirectRDMAWrites",
+    "cuFuncGetAttribute",
+    "cuGraphAddKernelNode_v2",
+    "cuGraphCreate",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuGraphUpload",
+    "cuLaunchKernel",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemGetHandleForAddressRange",
+    "cuMemGetInfo_v2",
+    "cuMemHostGetDevicePointer_v2",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuMemcpyHtoD_v2",
+    "cuMemsetD8_v2",
+    "cuModuleGetFunction",
+    "cuModuleLoadDataEx",
+    "cuModuleUnload",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+    "cuPointerSetAttribute",
+    "cuProfilerStart",
+    "cuProfilerStop",
+    "cuStreamCreateWithPriority",
+    "cuStreamDestroy_v2",
+    "cuStreamQuery",
+    "cuStreamSynchronize",
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    /// The names behind `call!(` and `sys::` in the sources of a directory.
+    fn called(dir: &Path, names: &mut BTreeSet<String>) {
+        for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
+            if entry.path().is_dir() {
+                called(&entry.path(), names);
+                continue;
+            }
+            let text = fs::read_to_string(entry.path()).unwrap();
+            let parts = ["call!(", "sys::"].into_iter().flat_map(|before| text.split(before).skip(1));
+            let words =
+                parts.map(|part| part.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap());
+            names.extend(words.filter(|name| name.starts_with("cu") && *name != "culib").map(str::to_owned));
+        }
+    }
+
+    #[test]
+    fn all_that_is_called_is_looked_for() {
+        let mut names = BTreeSet::new();
+        called(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda"), &mut names);
+        let listed: BTreeSet<String> = [EARLY, CALLS].concat().into_iter().map(str::to_owned).collect();
+        assert_eq!(names, listed);
+    }
+
+    #[test]
+    fn a_missing_function_is_named() {
+        complete(CALLS, |_| true).unwrap();
+        let text = complete(CALLS, |name| name != "cuGraphUpload").unwrap_err();
+        assert!(text.contains("no cuGraphUpload:") && text.contains("525.60.13"), "{text}");
+    }
+}
