@@ -4,12 +4,15 @@ use crate::cuda::{self, CudaDevice};
 use crate::device::{Device, DeviceError};
 use crate::host::HostDevice;
 
+/// The name of the threads that stand in for a GPU.
+pub const HOST: &str = "host";
+
 /// Opens the device of this name: `host`, `cuda:N`, `N` for short, or `cuda` for the first GPU.
 ///
 /// # Errors
 /// There is no such device, or it cannot be used.
 pub fn open(name: &str) -> Result<Box<dyn Device>, DeviceError> {
-    if name == "host" {
+    if name == HOST {
         return Ok(Box::new(HostDevice::new()?));
     }
     Ok(Box::new(CudaDevice::open(ordinal(name)?).map_err(with_stand_in)?))

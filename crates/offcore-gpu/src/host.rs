@@ -16,12 +16,12 @@ use offcore_mem::{DeviceMemory, Hugepages, Mapping};
 use offcore_ring::spsc::{self, Consumer, Producer};
 
 use crate::device::{Device, DeviceError, Launch, Launcher, Memory, Service, Started, Watch};
+use crate::devices::HOST;
 use crate::idle::{Idle, NAP};
 use crate::kernel;
 use crate::layout::{PipelineView, PoolView};
 use crate::ring::slot_and_lap;
 
-const NAME: &str = "host";
 /// Time for threads to end.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -57,7 +57,7 @@ impl HostDevice {
             "this program was built without a C++ compiler: install one (Debian: apt-get install g++) and \
                       rebuild"
                 .into();
-        Err(DeviceError::Absent { device: NAME.into(), reason })
+        Err(DeviceError::Absent { device: HOST.into(), reason })
     }
 
     /// Test switch: injects a fault. It takes [`Launch::Kernel`].
@@ -100,16 +100,16 @@ unsafe impl Send for SendView {}
 
 impl Device for HostDevice {
     fn name(&self) -> &str {
-        NAME
+        HOST
     }
 
     fn pool(&mut self, len: usize) -> Result<DeviceMemory, DeviceError> {
         let refuse =
-            |error: MemoryError| DeviceError::Start { device: NAME.into(), reason: error.to_string() };
+            |error: MemoryError| DeviceError::Start { device: HOST.into(), reason: error.to_string() };
         let memory = memory_of(len).map_err(refuse)?;
         let (place, page) = ((memory.base().as_ptr().expose_provenance(), memory.len()), memory.page_size());
         // SAFETY: that is the memory, which is new.
-        let memory = unsafe { DeviceMemory::new(NAME, place, page, true, Arc::new(memory)) };
+        let memory = unsafe { DeviceMemory::new(HOST, place, page, true, Arc::new(memory)) };
         self.direct = Some(memory.clone());
         Ok(memory)
     }
@@ -145,14 +145,14 @@ impl HostDevice {
     /// # Safety
     /// As for [`Device::start`].
     unsafe fn serve(&mut self, mut service: Service) -> Result<(HostLauncher, HostWatch), DeviceError> {
-        service.check(NAME)?;
-        let refuse = |reason: String| DeviceError::Start { device: NAME.into(), reason };
+        service.check(HOST)?;
+        let refuse = |reason: String| DeviceError::Start { device: HOST.into(), reason };
         let one = NonZeroU32::MIN;
         let threads = NonZeroU32::new(service.threads).unwrap_or(one);
         let blocks = NonZeroU32::new(service.blocks).unwrap_or(one);
         let waiters = if service.launch == Launch::Persistent { blocks } else { one };
         let workers = waiters.get() as usize;
-        let direct = service.direct(NAME, self.direct.as_ref())?;
+        let direct = service.direct(HOST, self.direct.as_ref())?;
         let staging = match service.memory {
             Memory::Host | Memory::Direct => None,
             Memory::Gpu => Some(memory_for(&service.view.pool).map_err(|error| refuse(error.to_string()))?),

@@ -29,7 +29,7 @@ use crate::Failure;
 use crate::args::flags::by_flag;
 use crate::args::{Lcores, name};
 use crate::switch::{Measured, Watching, plan, run_switch};
-use args::{OnMatch, WorkKind};
+use args::{DeviceList, OnMatch, WorkKind};
 
 pub(crate) use args::{EXAMPLES, GpuArgs, GpuCommand, PipelineArgs};
 
@@ -141,11 +141,12 @@ fn working(args: &PipelineArgs, elsewhere: Option<usize>) -> Result<Working, Str
         );
     }
     let default = Working::default();
+    let (memory, blocks) = for_work(args, &default);
     Ok(Working {
         topology: args.port_topology,
         workload: args.workload,
         devices: args.devices.clone().map_or(Vec::new(), |devices| devices.0),
-        memory: args.memory.unwrap_or_default(),
+        memory,
         kind: match args.work {
             WorkKind::Swap => Kind::Nothing,
             WorkKind::Crc32c => Kind::Crc32c,
@@ -160,7 +161,7 @@ fn working(args: &PipelineArgs, elsewhere: Option<usize>) -> Result<Working, Str
         burst: args.burst,
         burst_timeout: Duration::from_micros(args.burst_timeout as u64),
         slots: args.slots,
-        blocks: args.blocks.map_or(default.blocks, |blocks| blocks as u32),
+        blocks,
         threads: args.threads.map_or(default.threads, |threads| threads as u32),
         timeout: args.timeout.map_or(default.timeout, |ms| Duration::from_millis(ms as u64)),
         on_hit: on_hit(args, is_match)?,
@@ -168,6 +169,18 @@ fn working(args: &PipelineArgs, elsewhere: Option<usize>) -> Result<Working, Str
         hugepages: args.run.pool.hugepages,
         profile: args.profile,
     })
+}
+
+/// Where packets are processed, and by how many blocks. A GPU that reads payloads has them in its memory, which they then reach
+/// once, and takes more than a block or two to keep up with a core. The stand-in's blocks are threads: few are best there.
+fn for_work(args: &PipelineArgs, default: &Working) -> (Memory, u32) {
+    let is_host = |devices: &DeviceList| devices.0.iter().any(|device| device == offcore_gpu::devices::HOST);
+    let on_gpu = matches!(args.workload, Workload::Device(_)) && !args.devices.as_ref().is_some_and(is_host);
+    let by_work = match args.work != WorkKind::Swap && on_gpu {
+        true => (Memory::Gpu, 32),
+        false => (default.memory, default.blocks),
+    };
+    (args.memory.unwrap_or(by_work.0), args.blocks.map_or(by_work.1, |blocks| blocks as u32))
 }
 
 /// Refuses a forced time that makes a burst take longer than the device's timeout.

@@ -218,14 +218,19 @@ impl Gpu {
         Ok(memory)
     }
 
-    /// Reserves multiprocessors for a service whose `blocks` blocks of `threads` threads must all be resident: a block
-    /// that is not running serves nothing, and its turns would stall.
-    pub(crate) fn reserve_sms(
+    /// Reserves multiprocessors for a service whose `blocks` blocks of `threads` threads poll for bursts and must all be
+    /// resident: a block that is not running serves nothing, and its turns would stall.
+    pub(crate) fn reserve_for_polling(
         self: &Arc<Self>,
         kernel: Kernel,
         blocks: u32,
         threads: u32,
     ) -> Result<SmReservation, String> {
+        if self.facts.kernel_timeout {
+            return Err("it has a display, and its driver kills kernels that run for seconds, such as those that wait for \
+                        bursts: use workload type kernel, or a GPU without a display"
+                .into());
+        }
         let per_sm = kernel.blocks_per_sm(threads).map_err(|error| error.to_string())?;
         let environment = std::env::var(MAX_CONNECTIONS).ok();
         let queues = queues(environment.as_deref());

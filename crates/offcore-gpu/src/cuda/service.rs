@@ -36,11 +36,6 @@ pub(super) unsafe fn start(
             .into());
     }
     let Service { mut view, launch, blocks, threads, memory } = *service;
-    if launch != Launch::Kernel && gpu.facts.kernel_timeout {
-        return Err("it has a display, and its driver kills kernels that run for seconds, such as those that wait for \
-                    bursts: use workload type kernel, or a GPU without a display"
-            .into());
-    }
     let context = &gpu.context;
     let count = view.ring.count;
     let pool_len = (view.pool.chunks as usize) << view.pool.chunk_shift;
@@ -60,7 +55,7 @@ pub(super) unsafe fn start(
     context.enter().map_err(|error| error.to_string())?;
     let sm_reservation = match launch {
         Launch::Kernel => None,
-        _ => Some(gpu.reserve_sms(kernel, blocks, threads)?),
+        _ => Some(gpu.reserve_for_polling(kernel, blocks, threads)?),
     };
 
     // SAFETY: the caller promises that pool and ring stay until the service has ended. If it cannot end, its resources

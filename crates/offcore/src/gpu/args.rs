@@ -107,7 +107,7 @@ pub(crate) struct PipelineArgs {
 
     /// Where a device processes packets: in host memory (host or 0), in a copy in GPU memory (gpu or 1), or in GPU
     /// memory that network cards access (direct or 2: GPUDirect RDMA, untested; only ports dpdk:, so a build with
-    /// --features dpdk) [default: host]
+    /// --features dpdk) [default: host; gpu on a GPU with a --work that reads payloads]
     #[arg(short, long, visible_alias = "mempool", value_name = "TYPE", value_parser = memory)]
     pub memory: Option<Memory>,
 
@@ -187,7 +187,7 @@ pub(crate) struct PipelineArgs {
     pub slots: usize,
 
     /// Bursts of a pipeline that kernels that poll (persistent, graph) process at once, a block each: 1 to 64; with graph
-    /// rounded down to a power of two [default: 4]
+    /// rounded down to a power of two [default: 4; 32 on a GPU with a --work that reads payloads]
     #[arg(long, value_name = "N", value_parser = within(1..=64))]
     pub blocks: Option<usize>,
 

@@ -35,6 +35,24 @@ fn default_run_swaps_and_sends_back() {
 }
 
 #[test]
+fn work_on_payloads_has_gpu_memory_and_blocks() {
+    let of = |flags: &str| {
+        let working = working(flags);
+        (working.memory, working.blocks)
+    };
+    for work in ["crc32c", "checksum", "match --patterns x"] {
+        for workload in ["persistent", "graph"] {
+            let flags = format!("-w {workload} --work {work}");
+            assert_eq!(of(&flags), (Memory::Gpu, 32), "{flags}");
+            assert_eq!(of(&format!("{flags} -g host")), (Memory::Host, 4));
+            assert_eq!(of(&format!("{flags} -m host --blocks 8")), (Memory::Host, 8));
+        }
+    }
+    assert_eq!(of("-w persistent"), (Memory::Host, 4));
+    assert_eq!(of("-w cpu --work crc32c").0, Memory::Host);
+}
+
+#[test]
 fn l2fwd_nv_letters_equal_long_flags() {
     let letters = "-b 1024 -d 2048 -g 1 -m 1 -n -p 2 -s -t 500 -v 1000 -w 3 -z 10";
     let words = "--burst 1024 --data-room 2048 --device cuda:1 --memory gpu --profile --pipelines 2 --split \
