@@ -38,7 +38,7 @@ pub use gpu::use_all_queues;
 /// No driver or no device, with advice.
 pub fn list() -> Result<Vec<String>, DeviceError> {
     let absent = |reason| DeviceError::Absent { device: "cuda".into(), reason };
-    library::ready().map_err(absent)?;
+    driver::ready().map_err(absent)?;
     match driver::devices().map_err(|error| absent(error.to_string()))? {
         0 => Err(absent("the driver shows no GPU: see nvidia-smi -L and CUDA_VISIBLE_DEVICES".into())),
         count => Ok((0..count).map(|ordinal| format!("cuda:{ordinal}")).collect()),

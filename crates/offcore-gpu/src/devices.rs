@@ -2,10 +2,7 @@
 
 use crate::cuda::{self, CudaDevice};
 use crate::device::{Device, DeviceError};
-use crate::host::HostDevice;
-
-/// The name of the threads that stand in for a GPU.
-pub const HOST: &str = "host";
+use crate::host::{HOST, HostDevice};
 
 /// Opens the device of this name: `host`, `cuda:N`, `N` for short, or `cuda` for the first GPU.
 ///

@@ -16,12 +16,13 @@ use offcore_mem::{DeviceMemory, Hugepages, Mapping};
 use offcore_ring::spsc::{self, Consumer, Producer};
 
 use crate::device::{Device, DeviceError, Launch, Launcher, Memory, Service, Started, Watch};
-use crate::devices::HOST;
 use crate::idle::{Idle, NAP};
 use crate::kernel;
 use crate::layout::{PipelineView, PoolView};
 use crate::ring::slot_and_lap;
 
+/// The name of the device.
+pub const HOST: &str = "host";
 /// Time for threads to end.
 const TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -11,7 +11,7 @@ use std::thread;
 
 use cudarc::driver::sys::{self, CUresult};
 
-use crate::cuda::library::is_present;
+use crate::cuda::library;
 
 /// Size of the buffer for the compiler's log.
 const LOG: usize = 8192;
@@ -55,7 +55,7 @@ fn error_text(
     of: unsafe fn(CUresult, *mut *const c_char) -> CUresult,
     code: CUresult,
 ) -> Option<&'static str> {
-    if !is_present() {
+    if !library::is_present() {
         return None;
     }
     let mut text = null();
@@ -80,6 +80,28 @@ macro_rules! call {
     };
 }
 pub(crate) use call;
+
+/// Loads and initialises the driver. Returns its CUDA version as cuDriverGetVersion does: 1000 × major + 10 × minor.
+pub(crate) fn ready() -> Result<u32, String> {
+    library::load()?;
+    let mut version = 0;
+    // SAFETY: the library is loaded. Both calls have no preconditions; `version` is valid for writes.
+    let done = unsafe { call!(cuDriverGetVersion(&mut version)).and_then(|()| call!(cuInit(0))) };
+    done.map(|()| version as u32)
+        .map_err(|error| format!("the CUDA driver does not start: {error}: {}", advice(error)))
+}
+
+fn advice(error: CudaError) -> &'static str {
+    if error.is(CUresult::CUDA_ERROR_NO_DEVICE) {
+        "the driver shows no GPU: see nvidia-smi -L and CUDA_VISIBLE_DEVICES, and the container's GPUs"
+    } else if error.is(CUresult::CUDA_ERROR_STUB_LIBRARY) {
+        "libcuda.so is the toolkit's stub: remove its directory from LD_LIBRARY_PATH"
+    } else if error.is(CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH) {
+        "libcuda.so and the kernel module have different versions: reboot, or reload the module"
+    } else {
+        "see nvidia-smi, dmesg, and whether /dev/nvidiactl and /dev/nvidia-uvm can be opened"
+    }
+}
 
 /// The primary context of a device, which everything in this process shares.
 pub(crate) struct Context {

@@ -5,7 +5,6 @@ use std::ffi::{CStr, c_char};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use crate::cuda::driver::{self, CudaError, call};
-use crate::cuda::library;
 use crate::doctor::{CudaDevice, CudaFacts};
 
 /// Queries the driver, even one that is too old for the kernels.
@@ -13,7 +12,7 @@ use crate::doctor::{CudaDevice, CudaFacts};
 /// # Errors
 /// Why it cannot be queried.
 pub fn facts() -> Result<CudaFacts, String> {
-    let driver_version = library::ready()?;
+    let driver_version = driver::ready()?;
     let to_text = |error: CudaError| error.to_string();
     let devices = (0..driver::devices().map_err(to_text)?)
         .map(|ordinal| driver::device(ordinal).and_then(facts_of).map_err(to_text))

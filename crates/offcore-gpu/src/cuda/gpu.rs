@@ -92,7 +92,7 @@ impl Gpu {
     /// GPU `ordinal` of those that the driver shows.
     pub(crate) fn open(ordinal: u32) -> Result<Arc<Self>, String> {
         static OPEN: Mutex<Vec<Weak<Gpu>>> = Mutex::new(Vec::new());
-        let version = library::ready()?;
+        let version = driver::ready()?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|gpu| gpu.strong_count() > 0);
         let known = open.iter().filter_map(Weak::upgrade).find(|gpu| gpu.ordinal == ordinal);

@@ -2,9 +2,7 @@
 
 use std::sync::OnceLock;
 
-use cudarc::driver::sys::{self, CUresult};
-
-use crate::cuda::driver::{CudaError, call};
+use cudarc::driver::sys;
 
 /// Whether the library is there.
 pub(crate) fn is_present() -> bool {
@@ -13,31 +11,17 @@ pub(crate) fn is_present() -> bool {
     *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() })
 }
 
-/// Loads and initialises the driver. Returns its CUDA version as cuDriverGetVersion does: 1000 × major + 10 × minor.
-pub(crate) fn ready() -> Result<u32, String> {
+/// Checks that the library is there, and has what every driver has had since the first.
+///
+/// # Errors
+/// What to do about it.
+pub(crate) fn load() -> Result<(), String> {
     if !is_present() {
         return Err("no CUDA driver was found (libcuda.so): install NVIDIA's driver for this kernel, or give its library's \
                     directory in LD_LIBRARY_PATH"
             .into());
     }
-    complete(EARLY, has)?;
-    let mut version = 0;
-    // SAFETY: the library is loaded. Both calls have no preconditions; `version` is valid for writes.
-    let done = unsafe { call!(cuDriverGetVersion(&mut version)).and_then(|()| call!(cuInit(0))) };
-    done.map(|()| version as u32)
-        .map_err(|error| format!("the CUDA driver does not start: {error}: {}", advice(error)))
-}
-
-fn advice(error: CudaError) -> &'static str {
-    if error.is(CUresult::CUDA_ERROR_NO_DEVICE) {
-        "the driver shows no GPU: see nvidia-smi -L and CUDA_VISIBLE_DEVICES, and the container's GPUs"
-    } else if error.is(CUresult::CUDA_ERROR_STUB_LIBRARY) {
-        "libcuda.so is the toolkit's stub: remove its directory from LD_LIBRARY_PATH"
-    } else if error.is(CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH) {
-        "libcuda.so and the kernel module have different versions: reboot, or reload the module"
-    } else {
-        "see nvidia-smi, dmesg, and whether /dev/nvidiactl and /dev/nvidia-uvm can be opened"
-    }
+    complete(EARLY, has)
 }
 
 /// Checks that the library has all that an open device calls: a missing function would end the program.
