@@ -52,7 +52,10 @@ fn name_commit() {
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
         println!("cargo::rerun-if-changed={log}");
     }
+    println!("cargo::rerun-if-changed=..");
     if let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) {
-        println!("cargo::rustc-env=OFFCORE_COMMIT={commit}");
+        let changed =
+            git(&["status", "--porcelain", "--untracked-files=no", ".."]).is_some_and(|all| !all.is_empty());
+        println!("cargo::rustc-env=OFFCORE_COMMIT={commit}{}", if changed { "+changed" } else { "" });
     }
 }

@@ -150,6 +150,7 @@ struct Direction {
     sent: Block,
     tx: Vec<TxCounters>,
     received: Block,
+    rx: Vec<RxCounters>,
     handover: Arc<Handover>,
 }
 
@@ -222,16 +223,16 @@ pub fn start(
         let receiver = Receiver::new(rx, expected, config.verify, Arc::clone(&handover), received.clone());
         counters.push(PortCounters { rx: receiver.rx_counters(), tx: sender.tx_counters() });
         sent.push((sent_block, sender.tx_counters()));
-        directions.push((index, received, handover));
+        directions.push((index, received, receiver.rx_counters(), handover));
         workers[sending].senders.push(sender);
         workers[receiving].receivers.push(receiver);
     }
     let directions = directions.into_iter().filter(|(to, ..)| sends(last - to));
     let mut directions: Vec<_> = directions
-        .map(|(to, received, handover)| {
+        .map(|(to, received, rx, handover)| {
             let from = last - to;
             let (block, tx) = &sent[from];
-            Direction { from, to, sent: block.clone(), tx: tx.clone(), received, handover }
+            Direction { from, to, sent: block.clone(), tx: tx.clone(), received, rx, handover }
         })
         .collect();
     directions.sort_by_key(|direction| direction.from);

@@ -263,6 +263,8 @@ pub struct Report {
     /// `interval` or `final`.
     pub report: &'static str,
     pub seconds: f64,
+    /// What the rates are over.
+    pub over_seconds: f64,
     /// TSC ticks a second.
     pub tsc_hz: u64,
     pub queues: Vec<QueueReport>,
@@ -293,6 +295,8 @@ pub struct Reporter {
     started: Instant,
     /// When no packet had come yet.
     quiet: Instant,
+    /// Packets at the last look, and when one had come or gone since the one before.
+    moved: (u64, Instant),
     last: Option<(Instant, Vec<Snapshot>)>,
     connections: Option<Connections>,
 }
@@ -301,37 +305,44 @@ impl Reporter {
     /// A reporter over `reader`'s page, and a host's connections when they are told of.
     pub fn new(reader: Reader, connections: Option<Connections>) -> Self {
         let started = Instant::now();
-        Self { reader, started, quiet: started, last: None, connections }
+        Self { reader, started, quiet: started, moved: (0, started), last: None, connections }
     }
 
-    /// Whether packets have come. To be called now and then: as long as none have, what the first report's rates are over has not
-    /// begun.
+    /// Looks whether packets come or go. To be called now and then: what the rates of a first report are over begins and ends with
+    /// them.
     ///
     /// # Errors
     /// When the page is damaged.
-    pub fn has_traffic(&mut self) -> Result<bool, PageError> {
+    pub fn look(&mut self) -> Result<(), PageError> {
         let now = Instant::now();
         let snapshot = self.reader.read()?;
         let queues = snapshot.iter().filter(|block| block.name.starts_with("port"));
-        let none = queues.map(|block| value(block, "packets")).sum::<u64>() == 0;
-        if none {
-            self.quiet = now;
+        match queues.map(|block| value(block, "packets")).sum::<u64>() {
+            0 => self.quiet = now,
+            packets if packets != self.moved.0 => self.moved = (packets, now),
+            _ => {}
         }
-        Ok(!none)
+        Ok(())
     }
 
-    /// The counters now; rates are over the time since the last report, or since [packets came](Self::has_traffic).
+    /// The counters now; rates are over the time since the last report. Those of a first one are over the time in which
+    /// [packets moved](Self::look), or all.
     ///
     /// # Errors
     /// When the page is damaged.
     pub fn report(&mut self, kind: &'static str) -> Result<Report, PageError> {
         let now = Instant::now();
         let snapshot = self.reader.read()?;
-        let elapsed = now - self.last.as_ref().map_or(self.quiet, |(at, _)| *at);
+        let elapsed = match &self.last {
+            Some((at, _)) => now - *at,
+            None if self.moved.0 > 0 => self.moved.1.saturating_duration_since(self.quiet),
+            None => now - self.quiet,
+        };
         let before = self.last.as_ref().map_or(&[][..], |(_, blocks)| blocks);
         let mut report = Report {
             report: kind,
             seconds: (now - self.started).as_secs_f64(),
+            over_seconds: elapsed.as_secs_f64(),
             tsc_hz: tsc::hz(),
             ..Report::default()
         };

@@ -39,7 +39,7 @@ pub struct GenReport {
     pub received: u64,
     /// Probes whose content was checked byte for byte.
     pub verified: u64,
-    /// Probes that are missing below the highest number that came back in their flow.
+    /// Probes that are missing below the highest number that came in their flow.
     pub lost: u64,
     /// Probes that came after one with a higher number. One that comes more than [`sequence::WINDOW`] numbers late
     /// counts here and stays counted as lost.
@@ -51,12 +51,15 @@ pub struct GenReport {
     pub corrupt: u64,
     /// Packets that are no probes: not counted anywhere else.
     pub foreign: u64,
+    /// Streams of other generators that have come.
+    pub others: u64,
 }
 
 impl GenReport {
-    /// Packets that were sent and have not come back (yet), for a port whose own packets are all that it gets back.
-    pub fn missing(&self) -> u64 {
-        self.sent.saturating_sub(self.received - self.duplicates.min(self.received))
+    /// Packets that were sent and have not come back (yet), where a port's own packets, and no others, come back to it.
+    pub fn missing(&self) -> Option<u64> {
+        let comes_back = self.received > 0 && self.others == 0;
+        comes_back.then(|| self.sent.saturating_sub(self.received - self.duplicates.min(self.received)))
     }
 
     /// Whether everything that came back came once, in order and unchanged, and nothing is lost.
@@ -79,10 +82,10 @@ impl GenCounters {
     /// The sum over the port's queues, as it is now.
     pub fn report(&self) -> GenReport {
         let queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Counts { received, verified, lost, reordered, duplicates, corrupt, foreign } =
+        let Counts { received, verified, lost, reordered, duplicates, corrupt, foreign, others } =
             queues.sinks.iter().map(Counts::read).fold(Counts::default(), Add::add);
         let sent = queues.sources.iter().map(RxCounters::packets).sum();
-        GenReport { sent, received, verified, lost, reordered, duplicates, corrupt, foreign }
+        GenReport { sent, received, verified, lost, reordered, duplicates, corrupt, foreign, others }
     }
 
     fn add(&self, change: impl FnOnce(&mut Queues)) {
@@ -154,16 +157,22 @@ impl Port for GenPort {
         let counters = self.base.take_tx(index, &setup)?;
         let block = setup.stats.block(&format!("{}/sink{index}", setup.port), &Counts::NAMES)?;
         self.counters.add(|queues| queues.sinks.push(block.clone()));
-        Ok(Box::new(Sink::new(&self.spec, block, counters)))
+        Ok(Box::new(Sink::new(&self.spec, (self.stream, self.spec.queues.into()), block, counters)))
     }
 
     fn status(&self) -> String {
-        let GenReport { sent, received, verified, lost, reordered, duplicates, corrupt, foreign } =
-            self.report();
-        let mut text = match received {
+        let report = self.report();
+        let GenReport { sent, received, verified, lost, reordered, duplicates, corrupt, foreign, .. } =
+            report;
+        let mut text = match (received, report.missing()) {
             // Whether anything was to come back is not known here, and so neither is what is lost.
-            0 => format!("{sent} sent, nothing received"),
-            _ => format!("{sent} sent, {received} received ({verified} verified), {lost} lost"),
+            (0, _) => format!("{sent} sent, nothing received"),
+            (_, Some(missing)) => {
+                format!("{sent} sent, {received} received ({verified} verified), {missing} lost")
+            }
+            (_, None) => format!(
+                "{sent} sent; {received} of others received ({verified} verified), {lost} lost between"
+            ),
         };
         let rare = [
             (reordered, "reordered"),

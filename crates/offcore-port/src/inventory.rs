@@ -132,12 +132,14 @@ impl Uses {
             let name = of(master).map_or_else(|| format!("interface {master}"), |link| link.name.clone());
             uses.push(format!("a part of {name}"));
         }
+        let uppers = self.links.iter().filter(|link| link.lower == Some(index) && link.index != index);
+        uses.extend(uppers.map(|link| format!("{} on it", link.name)));
         uses
     }
 }
 
 /// What the kernel's stack uses interface number `index` for in the calling thread's network namespace: addresses, routes,
-/// and a bridge or bond that it is a part of. Nothing, if that is empty.
+/// a bridge or bond that it is a part of, and VLANs and others that are on it. Nothing, if that is empty.
 ///
 /// # Errors
 /// What the kernel says.

@@ -155,8 +155,8 @@ fn options(args: &PredictArgs) -> Result<Options, String> {
 fn here(rows: &[Row], options: &Options) -> String {
     let Machine { cores, ports, port_gbps, devices, engines } = options.machine;
     let mut text = format!(
-        "Forwarding from guest to guest, {} data: cores {cores}, ports {ports} of {port_gbps:.0} Gbit/s, DSA devices \
-         {devices} of {engines} DSA engines\n",
+        "Forwarding from guest to guest, {} data; cores: {cores}; ports: {ports}, of {port_gbps:.0} Gbit/s each;\n\
+         DSA devices: {devices}, with {engines} DSA engines each\n",
         options.temperature
     );
     let cells = rows.iter().map(|row| {

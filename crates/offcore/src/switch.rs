@@ -97,17 +97,8 @@ pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Resul
     let last = running.reporter().map_err(anyhow::Error::new)?;
     let statuses = watching.ports.iter().map(|_| SaidStatus::default()).collect();
     let advice = Advice::new(running.reporter().map_err(anyhow::Error::new)?);
-    let mut watch = Watch {
-        watching,
-        running,
-        observed,
-        interrupted,
-        statuses,
-        last,
-        has_traffic: false,
-        advice,
-        measurement: None,
-    };
+    let mut watch =
+        Watch { watching, running, observed, interrupted, statuses, last, advice, measurement: None };
     let stopped_by = watch.until_stopped()?;
     watch.finish(stopped_by)
 }
@@ -172,9 +163,8 @@ struct Watch<'a> {
     interrupted: Arc<AtomicBool>,
     /// The last status of each port that was said.
     statuses: Vec<SaidStatus>,
-    /// Has not reported yet, so that the rates of its one report are over all of the time with traffic.
+    /// Has not reported yet, so that the rates of its one report are over the time from the first packet to the last.
     last: Reporter,
-    has_traffic: bool,
     advice: Advice,
     /// What was measured, when it has been.
     measurement: Option<Measurement>,
@@ -197,9 +187,7 @@ impl Watch<'_> {
         loop {
             let now = Instant::now();
             self.running.tend();
-            if !self.has_traffic {
-                self.has_traffic = self.last.has_traffic()?;
-            }
+            self.last.look()?;
             say_changes(self.running.ports(), &mut self.statuses, |port| self.observed.has_link(port));
             self.advice.look(now)?;
             if self.interrupted.load(Ordering::Relaxed) {
@@ -253,6 +241,7 @@ impl Watch<'_> {
 
     fn finish(mut self, stopped_by: StoppedBy) -> Result<(), Failure> {
         let unfinished = self.running.stop();
+        self.last.look().map_err(anyhow::Error::new)?;
         self.advice.tell()?;
         if stopped_by != StoppedBy::Output {
             let report = self.last.report("final").map_err(anyhow::Error::new)?;

@@ -247,7 +247,7 @@ fn a_table_counts_what_dpdk_dma_counts() {
     let how = "copy --port gen:size=64,count=10000 --dma rxq0@core:1 --lcores 0 --until-idle";
     let finished = Offcore::run(&how.split(' ').collect::<Vec<_>>()).unwrap();
     assert_eq!(finished.status.code(), Some(0), "{}", finished.stderr);
-    for word in ["received", "copied", "sent", "dropped on", "copies submitted", "completed", "failed"] {
+    for word in ["received", "copied", "sent", "copies submitted", "completed", "failed"] {
         assert!(finished.stdout.contains(word), "no {word:?} in {}", finished.stdout);
     }
 }

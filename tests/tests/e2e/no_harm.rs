@@ -213,6 +213,9 @@ fn interfaces_in_use_are_not_taken_away() {
         |name: &str| listed.lines().find(|line| line.trim_start().starts_with(name)).unwrap_or_default();
     assert!(!line("used").contains("af_xdp:") && line("bare").contains("af_xdp:bare"), "{listed}");
     assert!(listed.contains("used: is in use (address 192.0.2.2/24, the default route)"), "{listed}");
+    here.ip(&["link", "add", "link", "bare", "name", "upper", "type", "macvlan"]).unwrap();
+    assert_ended(&run(&["af_xdp:bare"]), 1, &["'bare' is in use (upper on it)"]);
+    here.ip(&["link", "delete", "upper"]).unwrap();
     // Whoever asks for it gets it, and it is free again afterwards.
     for port in ["af_xdp:used,force", "af_xdp:bare"] {
         let output = run(&[port]);

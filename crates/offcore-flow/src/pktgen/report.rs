@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use offcore_port::{RxCounters, TxCounters};
 use offcore_stats::{Histogram, counters, tsc};
+use offcore_wire::ethernet::FCS_LEN;
 use serde::Serialize;
 
 use super::rate::WIRE_OVERHEAD;
@@ -12,6 +13,8 @@ use super::receiver::Received;
 use super::sender::Sent;
 use super::{Direction, Running};
 
+/// What looks at what has come are apart at most.
+const LOOKS: Duration = Duration::from_millis(200);
 /// How long receivers may take to hand over their latencies.
 const TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -21,7 +24,7 @@ counters! {
     pub struct Counts {
         /// Packets that the port sent.
         sent,
-        /// Their bytes, FCS included; those that the port dropped are in there, too.
+        /// Their bytes, FCS included.
         sent_bytes,
         /// Packets that the port took and did not send: too big for it, or its link was down.
         tx_dropped,
@@ -42,6 +45,8 @@ counters! {
         /// Packets whose content, length or number is not what was sent. When that is seen in the number or the headers, they
         /// do not count as received, and therefore as lost.
         corrupt,
+        /// Packets that the receiving port dropped, before anybody could look whose they are; they count as lost.
+        rx_dropped,
         /// Somebody else's packets.
         foreign,
         /// No sound packets: shorter than their headers, or than these say.
@@ -107,17 +112,17 @@ pub struct Figures {
 }
 
 impl Figures {
-    fn new(counts: Counts, since: Counts, seconds: f64, latencies: &Histogram) -> Self {
+    fn new(counts: Counts, since: Counts, (tx, rx): (f64, f64), latencies: &Histogram) -> Self {
         let passed = counts - since;
-        let rate = |count: u64| count as f64 / seconds.max(1e-9);
-        let bits = |bytes: u64| rate(bytes) * 8.0 / 1e9;
+        let rate = |count: u64, seconds: f64| count as f64 / seconds.max(1e-9);
+        let bits = |bytes: u64, seconds| rate(bytes, seconds) * 8.0 / 1e9;
         Self {
             counts,
-            tx_mpps: rate(passed.sent) / 1e6,
-            rx_mpps: rate(passed.received) / 1e6,
-            tx_gbps: bits(passed.sent_bytes),
-            rx_gbps: bits(passed.received_bytes),
-            gbps_l1: bits(passed.received_bytes + passed.unique() * WIRE_OVERHEAD as u64),
+            tx_mpps: rate(passed.sent, tx) / 1e6,
+            rx_mpps: rate(passed.received, rx) / 1e6,
+            tx_gbps: bits(passed.sent_bytes, tx),
+            rx_gbps: bits(passed.received_bytes, rx),
+            gbps_l1: bits(passed.received_bytes + passed.unique() * WIRE_OVERHEAD as u64, rx),
             latencies: latencies.into(),
         }
     }
@@ -171,6 +176,9 @@ pub struct Reporter {
     last: (Instant, Vec<Counts>),
     cleared: Vec<Counts>,
     latencies: Vec<Histogram>,
+    /// When nothing had come yet; packets that had at the last look, and when more had than before.
+    quiet: Instant,
+    came: (u64, Instant),
 }
 
 impl Reporter {
@@ -179,7 +187,26 @@ impl Reporter {
         let counts: Vec<_> = running.directions.iter().map(counts).collect();
         let latencies = running.directions.iter().map(|_| Histogram::new()).collect();
         let now = Instant::now();
-        Self { started: now, last: (now, counts.clone()), cleared: counts, latencies }
+        Self {
+            started: now,
+            last: (now, counts.clone()),
+            cleared: counts,
+            latencies,
+            quiet: now,
+            came: (0, now),
+        }
+    }
+
+    /// Looks whether packets come. To be called now and then: who limits their rate, or holds them back, has them come for longer
+    /// than they are sent.
+    pub fn look(&mut self, running: &Running) {
+        let now = Instant::now();
+        let cleared: u64 = self.cleared.iter().map(|counts| counts.received).sum();
+        match running.counted().received.saturating_sub(cleared) {
+            0 => self.quiet = now,
+            packets if packets != self.came.0 => self.came = (packets, now),
+            _ => {}
+        }
     }
 
     /// Counts since the start or [`clear`](Self::clear), rates and latencies of the time since the last such report.
@@ -188,7 +215,8 @@ impl Reporter {
         let now = Instant::now();
         let counted: Vec<_> = running.directions.iter().map(counts).collect();
         let (then, before) = std::mem::replace(&mut self.last, (now, counted.clone()));
-        self.report(running, kind, counted, &before, now - then, &latencies)
+        let over = now - then;
+        self.report(running, kind, counted, &before, (over, over), &latencies)
     }
 
     /// Counts, rates and latencies since the start or [`clear`](Self::clear); packets were sent for `active` of that time,
@@ -201,7 +229,12 @@ impl Reporter {
             counts.lost = cleared.lost.wrapping_add(since.sent.saturating_sub(since.unique()));
         }
         let (cleared, latencies) = (self.cleared.clone(), std::mem::take(&mut self.latencies));
-        let report = self.report(running, "final", counted, &cleared, active, &latencies);
+        self.look(running);
+        // Looks are some time apart.
+        let coming =
+            Some(self.came.1.saturating_duration_since(self.quiet)).filter(|time| *time > active + LOOKS);
+        let over = (active, coming.unwrap_or(active));
+        let report = self.report(running, "final", counted, &cleared, over, &latencies);
         self.latencies = latencies;
         report
     }
@@ -212,6 +245,7 @@ impl Reporter {
         self.latencies.iter_mut().for_each(Histogram::clear);
         self.cleared = running.directions.iter().map(counts).collect();
         self.last = (Instant::now(), self.cleared.clone());
+        (self.quiet, self.came) = (self.last.0, (0, self.last.0));
     }
 
     /// The latencies since the last call, of each direction; they are added to those of all the time, too.
@@ -240,10 +274,10 @@ impl Reporter {
         kind: &'static str,
         counted: Vec<Counts>,
         before: &[Counts],
-        over: Duration,
+        over: (Duration, Duration),
         latencies: &[Histogram],
     ) -> PktgenReport {
-        let seconds = over.as_secs_f64();
+        let seconds = (over.0.as_secs_f64(), over.1.as_secs_f64());
         let (mut all, mut all_before) = (Counts::default(), Counts::default());
         let (mut together, mut directions) = (Histogram::new(), Vec::new());
         for (index, direction) in running.directions.iter().enumerate() {
@@ -263,7 +297,7 @@ impl Reporter {
         PktgenReport {
             report: kind,
             seconds: self.started.elapsed().as_secs_f64(),
-            over_seconds: seconds,
+            over_seconds: seconds.0,
             running: settings.running && !running.is_done(),
             rate: settings.rate.to_string(),
             size: settings.sizes.to_string(),
@@ -281,20 +315,23 @@ fn counts(direction: &Direction) -> Counts {
     let tx_dropped: u64 = direction.tx.iter().map(TxCounters::dropped_total).sum();
     let Received { received, bytes, verified, lost, reordered, duplicates, corrupt, foreign, malformed } =
         Received::read(&direction.received);
-    // Packets that the port dropped have numbers, which are missing at the other end.
-    let lost = lost.wrapping_sub(tx_dropped);
+    let sent_packets = sent(Sent::Handed).saturating_sub(tx_dropped);
+    // Packets that the port dropped have numbers, which are missing at the other end: no more is lost than has not come.
+    let lost = if lost.cast_signed() < 0 { 0 } else { lost };
+    let lost = lost.min(sent_packets.saturating_sub(received.saturating_sub(duplicates)));
     Counts {
-        sent: sent(Sent::Handed).saturating_sub(tx_dropped),
-        sent_bytes: sent(Sent::Bytes),
+        sent: sent_packets,
+        sent_bytes: direction.tx.iter().map(|tx| tx.bytes() + tx.packets() * FCS_LEN as u64).sum(),
         tx_dropped,
         given_up: sent(Sent::GivenUp),
         received,
         received_bytes: bytes,
         verified,
-        lost: if lost.cast_signed() < 0 { 0 } else { lost },
+        lost,
         reordered,
         duplicates,
         corrupt,
+        rx_dropped: direction.rx.iter().map(RxCounters::dropped_total).sum(),
         foreign,
         malformed,
     }

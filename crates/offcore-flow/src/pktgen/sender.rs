@@ -8,7 +8,6 @@ use offcore_port::offload_fallback::fall_back;
 use offcore_port::{Context, TxCounters, TxQueue};
 use offcore_stats::page::Block;
 use offcore_stats::{Stage, named, tsc};
-use offcore_wire::ethernet::FCS_LEN;
 
 use super::control::{Control, Settings};
 use super::rate::{Rate, Schedule};
@@ -21,7 +20,6 @@ named! {
         /// Packets handed to the port, those that the port drops included.
         Handed = "handed",
         /// Their bytes with FCS.
-        Bytes = "bytes",
         /// Packets that were given up as too late.
         GivenUp = "given_up",
         /// The version of the settings that it has applied.
@@ -201,10 +199,7 @@ impl Sender {
 
     #[inline]
     fn send(&mut self, ctx: &mut Context<'_>, mut burst: Burst) -> usize {
-        let pool = ctx.cache.pool();
-        let len =
-            |burst: &Burst| burst.iter().map(|packet| (pool.total_len(packet) + FCS_LEN) as u64).sum::<u64>();
-        let (packets, bytes) = (burst.len(), len(&burst));
+        let packets = burst.len();
         let queue = &mut *self.queues[0];
         if !Packet::all_plain(&burst) {
             fall_back(queue, ctx, &mut burst);
@@ -212,7 +207,6 @@ impl Sender {
         queue.tx(ctx, &mut burst);
         let taken = packets - burst.len();
         self.counters.counter(Sent::Handed as usize).add(taken as u64);
-        self.counters.counter(Sent::Bytes as usize).add(bytes - len(&burst));
         self.waiting = burst;
         if self.left == 0 {
             self.say_done();

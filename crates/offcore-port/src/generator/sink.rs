@@ -29,6 +29,8 @@ const FLOW: usize = 32;
 pub(super) struct Sink {
     /// Each stream's id and flows. Grows when a stream or flow appears for the first time.
     streams: Vec<(u32, Vec<Sequence>)>,
+    /// The first of its own port's streams, and how many it has.
+    own: (u32, u32),
     /// The stream of the last probe, as an index.
     recent: usize,
     /// Flows that a stream is made with.
@@ -54,6 +56,8 @@ counters! {
         duplicates,
         corrupt,
         foreign,
+        /// Streams of other ports.
+        others,
     }
 }
 
@@ -77,8 +81,9 @@ enum Unknown {
 }
 
 impl Sink {
-    pub(super) fn new(spec: &GenSpec, block: Block, counters: TxCounters) -> Self {
+    pub(super) fn new(spec: &GenSpec, own: (u32, u32), block: Block, counters: TxCounters) -> Self {
         Self {
+            own,
             streams: Vec::with_capacity(MAX_STREAMS),
             recent: 0,
             flows: spec.flows as usize,
@@ -200,6 +205,8 @@ impl Sink {
         }
         if index == self.streams.len() {
             self.streams.push((stream, Vec::new()));
+            let (first, count) = self.own;
+            self.counts.others += u64::from(stream.wrapping_sub(first) & MAX_STREAM >= count);
         }
         self.streams[index].1.resize(wanted, Sequence::default());
         Ok(index)

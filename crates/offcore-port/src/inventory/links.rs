@@ -25,7 +25,11 @@ const RTA_MULTIPATH: u16 = 9;
 const RTNEXTHOP: usize = 8;
 
 const IFLA_IFNAME: u16 = 3;
+const IFLA_LINK: u16 = 5;
 const IFLA_MASTER: u16 = 10;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_INFO_KIND: u16 = 1;
+const IFLA_LINK_NETNSID: u16 = 37;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_PROG_ID: u16 = 4;
 
@@ -52,6 +56,8 @@ pub(super) struct Listed {
     pub(super) program: Option<u32>,
     /// The number of the bridge or bond that it is a part of.
     pub(super) master: Option<u32>,
+    /// The number of the interface that it is on: a VLAN's, a macvlan's, a tunnel's.
+    pub(super) lower: Option<u32>,
 }
 
 fn narrow(value: &[u8]) -> Option<u32> {
@@ -67,11 +73,17 @@ pub(super) fn list() -> io::Result<Vec<Listed>> {
         let name = String::from_utf8_lossy(name.strip_suffix(b"\0").unwrap_or(name)).into_owned();
         let xdp = attributes.find(IFLA_XDP).map(Attributes);
         let program = xdp.and_then(|xdp| xdp.find(IFLA_XDP_PROG_ID)).and_then(narrow);
+        // Of a veth it is the other end; and the number may be another namespace's.
+        let info = attributes.find(IFLA_LINKINFO).map(Attributes);
+        let kind = info.and_then(|info| info.find(IFLA_INFO_KIND));
+        let is_upper = !kind.is_some_and(|kind| kind.starts_with(b"veth"))
+            && attributes.find(IFLA_LINK_NETNSID).is_none();
         Some(Listed {
             index: fixed.get(4..8).and_then(narrow)?,
             name,
             program: program.filter(|&id| id != 0),
             master: attributes.find(IFLA_MASTER).and_then(narrow),
+            lower: attributes.find(IFLA_LINK).and_then(narrow).filter(|&lower| is_upper && lower != 0),
         })
     });
     Ok(listed.collect())

@@ -44,6 +44,14 @@ impl PciDevice {
         self.driver.as_deref().is_some_and(|driver| LEFT_TO_PROGRAMS.contains(&driver))
     }
 
+    /// Whether the kernel drives it as a network card whose interface is not to be seen.
+    fn is_elsewhere(&self) -> bool {
+        self.kind == PciKind::Network
+            && self.driver.is_some()
+            && !self.is_left_to_programs()
+            && self.interfaces.is_empty()
+    }
+
     /// The ports or channels that it could be opened as, besides those of its interfaces.
     pub fn uses(&self) -> Vec<String> {
         let shared = self.driver.as_deref().is_some_and(|driver| SHARED.contains(&driver));
@@ -75,6 +83,11 @@ impl PciDevice {
                 "is in use ({}): with a driver for DPDK the kernel's stack would lose it",
                 self.in_use.join("; ")
             ));
+        } else if self.is_elsewhere() {
+            notes.push(
+                "has no interface here, though the kernel drives it: another network namespace may use it"
+                    .into(),
+            );
         } else if self.uses().is_empty() {
             notes.push(format!("for DPDK: dpdk-devbind.py --bind vfio-pci {address}"));
         }
@@ -194,6 +207,8 @@ mod tests {
     fn devices_list_their_uses() {
         let tree = Tree::new("listed");
         let nic = tree.device("0000:43:00.0", "0x020000", "0x8086", Some("ice"));
+        let elsewhere = devices(&tree.0, &[]).unwrap()[0].notes();
+        assert!(elsewhere[0].contains("another network namespace"), "{elsewhere:?}");
         fs::create_dir_all(nic.join("net/eth0")).unwrap();
         let bound = tree.device("0000:43:00.1", "0x020000", "0x8086", Some("vfio-pci"));
         fs::create_dir_all(bound.join("iommu_group")).unwrap();

@@ -103,6 +103,13 @@ impl fmt::Display for DpdkSpec {
     }
 }
 
+impl DpdkSpec {
+    /// The interface of the kernel that the device's driver uses, such as that of net_af_packet.
+    pub fn interface(&self) -> Option<&str> {
+        self.args.as_deref()?.split(',').find_map(|argument| argument.trim().strip_prefix("iface="))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::spec::PortSpec;

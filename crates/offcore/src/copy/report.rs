@@ -63,12 +63,16 @@ impl<'a> Packets<'a> {
     }
 
     fn row(&self, name: String, seconds: f64) -> Vec<String> {
-        let dropped = self.dropped.iter().zip(["rx", "copy", "tx"]).filter(|(packets, _)| **packets > 0);
-        let dropped = dropped.map(|(packets, on)| format!("{on} {packets}")).collect::<Vec<_>>().join(", ");
         let [received, sent] = [&self.received, &self.sent].map(|queues| traffic(queues, seconds));
         let cells = [vec![name], received.into(), vec![self.copied.to_string()], sent.into()];
-        let cells = cells.into_iter().flatten();
-        cells.chain([if dropped.is_empty() { "-".into() } else { dropped }]).collect()
+        cells.into_iter().flatten().collect()
+    }
+
+    /// Where packets were dropped, if any were.
+    fn drops(&self, name: &str) -> String {
+        let dropped = self.dropped.iter().zip(["rx", "copy", "tx"]).filter(|(packets, _)| **packets > 0);
+        let dropped: Vec<_> = dropped.map(|(packets, on)| format!("{packets} on {on}")).collect();
+        if dropped.is_empty() { String::new() } else { format!("  {name} dropped {}\n", dropped.join(", ")) }
     }
 }
 
@@ -78,13 +82,14 @@ fn ports(report: &Report) -> String {
         report.queues.iter().map(|queue| &queue.port).chain(report.copies.iter().map(|copy| &copy.port));
     let ports: BTreeSet<u32> = names.filter_map(|port| Packets::number(port)).collect();
     let all = Packets::of(report, None);
-    let row = |packets: &Packets<'_>, name| packets.row(name, report.seconds);
+    let row = |packets: &Packets<'_>, name| packets.row(name, report.over_seconds);
     let sum = (ports.len() > 1).then(|| row(&all, "all".into()));
     let each = ports.iter().map(|&number| row(&Packets::of(report, Some(number)), format!("port{number}")));
-    let mut text = columns(
-        "<port|received|packets/s|bit/s (L1)|copied|sent|packets/s|bit/s (L1)|<dropped on",
-        sum.into_iter().chain(each),
-    );
+    let heads = "<port|received|packets/s|bit/s (L1)|copied|sent|packets/s|bit/s (L1)";
+    let mut text = columns(heads, sum.into_iter().chain(each));
+    for &number in &ports {
+        text += &Packets::of(report, Some(number)).drops(&format!("port{number}"));
+    }
     if all.starved > 0 {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "  the pool was dry in {} polls", all.starved);
@@ -133,6 +138,7 @@ mod tests {
         let report = Report {
             report: "interval",
             seconds: 1.0,
+            over_seconds: 1.0,
             tsc_hz: 1,
             queues: vec![
                 queue("port0", "rx", 0, 5, 0),
@@ -149,10 +155,11 @@ mod tests {
         let text = tables(&Line::interval(&report, &[]));
         let expected = "\
 ── 1.0 s
-  port   received  packets/s  bit/s (L1)  copied  sent  packets/s  bit/s (L1)  dropped on
-  all          12   12.000 M    14.304 G      11     4    4.000 M     4.768 G  rx 1, copy 13, tx 2
-  port0        11   11.000 M    13.112 G      11     4    4.000 M     4.768 G  rx 1, copy 13, tx 2
-  port1         1    1.000 M     1.192 G       0     0          0           0  -
+  port   received  packets/s  bit/s (L1)  copied  sent  packets/s  bit/s (L1)
+  all          12   12.000 M    14.304 G      11     4    4.000 M     4.768 G
+  port0        11   11.000 M    13.112 G      11     4    4.000 M     4.768 G
+  port1         1    1.000 M     1.192 G       0     0          0           0
+  port0 dropped 1 on rx, 13 on copy, 2 on tx
   the pool was dry in 8 polls
   channel           shared by  copies submitted  completed  failed  in flight  bytes
   lcore0 dsa:wq0.0  -                        10          9       1          0    600
@@ -160,6 +167,6 @@ mod tests {
         let squeeze = |text: &str| {
             text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
         };
-        assert_eq!(squeeze(&text)[..8], squeeze(expected)[..]);
+        assert_eq!(squeeze(&text)[..9], squeeze(expected)[..]);
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use offcore_flow::report::{QueueReport, WorkReport};
 
-use crate::output::table::columns;
+use crate::output::table::{columns, rate};
 use crate::switch::report::{Line, Measurement, costs, heading, queues};
 
 pub(super) fn tables(line: &Line<'_>) -> String {
@@ -12,7 +12,7 @@ pub(super) fn tables(line: &Line<'_>) -> String {
     if let Some(measured) = &line.measured {
         text += &measurement(measured);
     }
-    text += &queues(&line.report.queues, line.report.seconds);
+    text += &queues(&line.report.queues, line.report.over_seconds);
     text += &work(&line.report.work, &line.report.queues);
     text += &costs(line);
     text
@@ -20,9 +20,12 @@ pub(super) fn tables(line: &Line<'_>) -> String {
 
 /// What l2fwd-nv prints at the end, with the exact time.
 fn measurement(measured: &Measurement) -> String {
-    let Measurement { packets, seconds, mpps, gbps, .. } = measured;
+    let Measurement { packets, seconds, mpps, gbps_l1, .. } = *measured;
+    let of = |value: Option<f64>, unit| rate(value.unwrap_or_default() * unit, seconds);
     format!(
-        "  measured: {packets} packets received in {seconds:.6} s: {mpps:.3} Mpps, {gbps:.3} Gbit/s with FCS\n"
+        "  measured: {packets} packets received in {seconds:.6} s: {} packets/s, {} bit/s (L1)\n",
+        of(mpps, 1e6),
+        of(gbps_l1, 1e9)
     )
 }
 
@@ -79,7 +82,7 @@ mod tests {
         let text = measurement(&measured);
         assert_eq!(
             text,
-            "  measured: 1900000 packets received in 1.900000 s: 1.000 Mpps, 0.512 Gbit/s with FCS\n"
+            "  measured: 1900000 packets received in 1.900000 s: 1.000 M packets/s, 672.000 M bit/s (L1)\n"
         );
     }
 

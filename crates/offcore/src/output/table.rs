@@ -50,13 +50,15 @@ pub(crate) fn digits(value: Option<f64>, digits: usize) -> String {
 /// A rate over less time than this, in seconds, says nothing.
 pub(crate) const SHORTEST: f64 = 0.1;
 
-/// A rate in the unit that it is read best in: 980, 12.500 k, 1.250 M; a dash where `seconds` were too few to tell.
+/// A rate in the unit that it is read best in: 0.4, 980, 12.500 k, 1.250 M; a dash where `seconds` were too few to tell.
 pub(crate) fn rate(rate: f64, seconds: f64) -> String {
     match rate {
         _ if seconds < SHORTEST => "-".into(),
-        ..1e3 => format!("{rate:.0}"),
-        ..1e6 => format!("{:.3} k", rate / 1e3),
-        ..1e9 => format!("{:.3} M", rate / 1e6),
+        0.0 => "0".into(),
+        ..9.95 => format!("{rate:.1}"),
+        ..999.5 => format!("{rate:.0}"),
+        ..999_999.5 => format!("{:.3} k", rate / 1e3),
+        ..999_999_500.0 => format!("{:.3} M", rate / 1e6),
         _ => format!("{:.3} G", rate / 1e9),
     }
 }

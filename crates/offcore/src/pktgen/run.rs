@@ -24,15 +24,15 @@ use crate::switch::{SaidStatus, ended, say_changes};
 const TICK: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+pub(super) struct Line<'a> {
     #[serde(flatten)]
-    report: &'a PktgenReport,
+    pub report: &'a PktgenReport,
     /// The interfaces' counters beside the ports'.
-    interfaces: &'a [Compared],
+    pub interfaces: &'a [Compared],
     #[serde(skip_serializing_if = "Option::is_none")]
-    stopped_by: Option<StoppedBy>,
+    pub stopped_by: Option<StoppedBy>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    unfinished: Option<usize>,
+    pub unfinished: Option<usize>,
 }
 
 /// Runs until something ends it, and reports.
@@ -92,6 +92,7 @@ impl Watch<'_> {
         let mut next = interval.map(|interval| Instant::now() + interval);
         loop {
             self.running.tend();
+            self.reporter.look(&self.running);
             say_changes(self.running.ports(), &mut self.statuses, |_| true);
             if interrupted.load(Ordering::Relaxed) {
                 return Ok(StoppedBy::Signal);
@@ -226,6 +227,7 @@ impl Watch<'_> {
             let wait = self.args.wait;
             let settled = self.running.settle(wait, &mut |running: &mut Running| {
                 running.tend();
+                self.reporter.look(running);
                 // A second signal ends the process by itself.
                 ending.elapsed() < wait
             });
@@ -245,7 +247,7 @@ impl Watch<'_> {
 
     fn print(&self, line: &Line<'_>) -> anyhow::Result<bool> {
         let text = match self.args.run.format {
-            Format::Table => tables::report(line.report, line.interfaces, line.stopped_by),
+            Format::Table => tables::report(line, self.args),
             Format::Json => serde_json::to_string(line)? + "\n",
         };
         write(&text)

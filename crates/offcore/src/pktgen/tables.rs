@@ -5,27 +5,30 @@ use std::fmt::Write;
 use offcore_flow::pktgen::rate::WIRE_OVERHEAD;
 use offcore_flow::pktgen::report::{Counts, DirectionReport, Figures, PktgenReport};
 
+use offcore_port::spec::PortSpec;
+
+use super::args::PktgenArgs;
 use super::interfaces::Compared;
-use crate::output::table::{columns, rate};
-use crate::switch::report::StoppedBy;
+use super::run::Line;
+use crate::output::table::{columns, digits, or_dash, rate};
 
 /// A report and, when it is the last one, why that is.
-pub(super) fn report(
-    report: &PktgenReport,
-    interfaces: &[Compared],
-    stopped_by: Option<StoppedBy>,
-) -> String {
+pub(super) fn report(line: &Line<'_>, args: &PktgenArgs) -> String {
     let mut text = String::new();
-    let PktgenReport { seconds, rate, size, flows, burst, .. } = report;
-    let plural = if *flows == 1 { "" } else { "s" };
-    let asked = format!("rate {rate}, size {size}, {flows} flow{plural}, bursts of {burst}");
+    let Line { report, interfaces, stopped_by, .. } = *line;
+    let PktgenReport { seconds, .. } = report;
+    let asked = asked(report, args);
+    // Nothing comes back from a capture that is written, and what has not come yet is not known to be lost.
+    let comes_back =
+        args.at.ports.iter().any(|port| !matches!(port.bare(), PortSpec::Pcap(spec) if spec.input.is_none()));
+    let is_known = stopped_by.is_some() && comes_back;
     // Writing to a String cannot fail.
     let _ = match stopped_by {
         None => writeln!(text, "── {seconds:.1} s: {asked}{}", if report.running { "" } else { ", stopped" }),
         Some(_) => writeln!(text, "══ {seconds:.1} s in all, sent for {:.1} s: {asked}", report.over_seconds),
     };
     let name = |one: &DirectionReport| format!("{} to {}", one.from, one.to);
-    let rates = |name: &str, figures| rates(name, figures, report.over_seconds);
+    let rates = |name: &str, figures| rates(name, figures, report.over_seconds, is_known);
     let all = (report.directions.len() > 1).then(|| rates("all", &report.all));
     let rows = all.into_iter().chain(report.directions.iter().map(|one| rates(&name(one), &one.figures)));
     text += &columns("<ports|sent|packets/s|bit/s (L1)|received|packets/s|bit/s (L1)|lost|lost, %", rows);
@@ -38,9 +41,22 @@ pub(super) fn report(
     text
 }
 
-fn rates(name: &str, figures: &Figures, seconds: f64) -> Vec<String> {
+/// What was asked for.
+fn asked(report: &PktgenReport, args: &PktgenArgs) -> String {
+    let PktgenReport { rate, size, flows, burst, .. } = report;
+    let plural = if *flows == 1 { "" } else { "s" };
+    match &args.pcap {
+        None => format!("rate {rate}, size {size}, {flows} flow{plural}, bursts of {burst}"),
+        Some(file) if args.rate.is_some() => format!("{} at rate {rate}", file.display()),
+        Some(file) => format!("{} at {} times its pace", file.display(), args.speed.unwrap_or(1.0)),
+    }
+}
+
+/// The row of a direction, or of all; what was lost is known in the end, or once something has come.
+fn rates(name: &str, figures: &Figures, seconds: f64, is_known: bool) -> Vec<String> {
     let counts = &figures.counts;
-    let share = if counts.sent > 0 { 100.0 * counts.lost as f64 / counts.sent as f64 } else { 0.0 };
+    let lost = Some(counts.lost).filter(|_| is_known || counts.received > 0);
+    let share = lost.filter(|_| counts.sent > 0).map(|lost| 100.0 * lost as f64 / counts.sent as f64);
     let sent = figures.tx_gbps * 1e9 + figures.tx_mpps * 1e6 * (WIRE_OVERHEAD * 8) as f64;
     vec![
         name.into(),
@@ -50,8 +66,8 @@ fn rates(name: &str, figures: &Figures, seconds: f64) -> Vec<String> {
         counts.received.to_string(),
         rate(figures.rx_mpps * 1e6, seconds),
         rate(figures.gbps_l1 * 1e9, seconds),
-        counts.lost.to_string(),
-        format!("{share:.4}"),
+        or_dash(lost),
+        digits(share, 4),
     ]
 }
 
@@ -71,6 +87,7 @@ fn remarks(counts: &Counts) -> String {
         (counts.foreign, "foreign"),
         (counts.malformed, "malformed"),
         (counts.tx_dropped, "dropped by the sending port"),
+        (counts.rx_dropped, "dropped by the receiving port"),
         (counts.given_up, "given up because nothing could be sent for a second"),
     ];
     let said: Vec<_> =
@@ -83,6 +100,10 @@ fn remarks(counts: &Counts) -> String {
 #[cfg(test)]
 mod tests {
     use offcore_flow::pktgen::report::Latencies;
+
+    use crate::cli::Command;
+    use crate::cli::lines::command;
+    use crate::switch::report::StoppedBy;
 
     use super::*;
 
@@ -122,8 +143,31 @@ mod tests {
   0 to 1       0.8  1.2  2.0  3.0    4.0  5000.0
   999 verified, 1 duplicates, 3 foreign
 ";
-        assert_eq!(report(&one, &[], None), expected);
-        let last = report(&one, &[], Some(StoppedBy::Count));
-        assert!(last.starts_with("══ 1.0 s in all, sent for 1.0 s"), "{last}");
+        let args = |flags: &str| match command(&format!("offcore pktgen {flags}")).unwrap() {
+            Command::Pktgen(args) => *args,
+            other => panic!("{other:?}"),
+        };
+        let said = |report_of: &PktgenReport, stopped_by, flags: &str| {
+            report(&Line { report: report_of, interfaces: &[], stopped_by, unfinished: None }, &args(flags))
+        };
+        assert_eq!(said(&one, None, "--port tap:t"), expected);
+        let last = said(&one, Some(StoppedBy::Count), "--port tap:t --pcap a --speed 2");
+        assert!(last.starts_with("══ 1.0 s in all, sent for 1.0 s: a at 2 times its pace\n"), "{last}");
+        // Nothing has come: what that means depends.
+        let none =
+            Figures { counts: Counts { sent: 10, lost: 10, ..Counts::default() }, ..Figures::default() };
+        let none = PktgenReport {
+            all: none,
+            directions: vec![DirectionReport { from: 0, to: 0, figures: none }],
+            ..one
+        };
+        for (stopped_by, port, ending) in [
+            (None, "tap:t", " -        -"),
+            (Some(StoppedBy::Count), "tap:t", "10  100.0000"),
+            (Some(StoppedBy::Count), "pcap:-,o", " -        -"),
+        ] {
+            let text = said(&none, stopped_by, &format!("--port {port}"));
+            assert!(text.lines().nth(2).unwrap().ends_with(ending), "{text}");
+        }
     }
 }

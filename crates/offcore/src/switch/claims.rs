@@ -81,9 +81,9 @@ fn claims(port: &PortSpec) -> Vec<Claim<'_>> {
     let claim =
         |does, name: String, thing: Option<Thing>| thing.map(|thing| Claim { port, does, name, thing });
     let file = |does, path: &Path| claim(does, path.display().to_string(), file(path));
-    let interface = |name: &String| {
+    let interface = |name: &str| {
         let index = NetDev::open(name).ok().map(|device| Thing::Interface(device.index()));
-        claim(Does::Takes, name.clone(), index)
+        claim(Does::Takes, name.to_owned(), index)
     };
     let found = match port.bare() {
         PortSpec::Pcap(spec) => {
@@ -99,6 +99,7 @@ fn claims(port: &PortSpec) -> Vec<Claim<'_>> {
         PortSpec::AfPacket(spec) => vec![interface(&spec.name)],
         PortSpec::AfXdp(spec) => vec![interface(&spec.name)],
         PortSpec::Tap(spec) => vec![interface(&spec.name)],
+        PortSpec::Dpdk(spec) => vec![spec.interface().and_then(interface)],
         _ => vec![],
     };
     found.into_iter().flatten().collect()

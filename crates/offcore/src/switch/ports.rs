@@ -109,13 +109,21 @@ fn open_one(
 
 fn af_packet(spec: &AfPacketSpec, pool: &'static Pool) -> Result<Box<dyn Port>, PortError> {
     let port = AfPacketPort::open(spec, pool)?;
-    let uses = NetDev::open(&spec.name).and_then(|device| inventory::uses(device.index()));
-    if let Ok(uses) = uses
-        && !uses.is_empty()
-    {
-        say(&format!("{spec}: is in use ({}): the kernel's stack has its packets, too", uses.join(", ")));
-    }
+    say_shared(&spec.name);
     Ok(Box::new(port))
+}
+
+/// What the kernel's stack uses an interface for, such as `address 192.0.2.2/24`; empty if for nothing.
+fn uses(interface: &str) -> String {
+    let uses = NetDev::open(interface).and_then(|device| inventory::uses(device.index()));
+    uses.unwrap_or_default().join(", ")
+}
+
+fn say_shared(interface: &str) {
+    let uses = uses(interface);
+    if !uses.is_empty() {
+        say(&format!("warning: {interface} is in use ({uses}): the kernel receives its packets, too"));
+    }
 }
 
 #[cfg(feature = "dpdk")]
@@ -124,6 +132,18 @@ fn dpdk(
     pool: &'static Pool,
     memory: Option<&DeviceMemory>,
 ) -> Result<Box<dyn Port>, PortError> {
+    match spec.interface() {
+        // Its driver attaches an XDP program of its own.
+        Some(name) if spec.device.starts_with("net_af_xdp") && !uses(name).is_empty() => {
+            let reason = format!(
+                "interface '{name}' is in use ({}) and would be taken away: expected one that nobody uses, or af_xdp:{name},force",
+                uses(name)
+            );
+            return Err(PortError::Other { port: spec.to_string(), reason });
+        }
+        Some(name) => say_shared(name),
+        None => {}
+    }
     let port = offcore_port::dpdk::DpdkPort::open(spec, pool, memory)?;
     port.notes().iter().for_each(|note| say(note));
     Ok(Box::new(port))

@@ -50,18 +50,20 @@ pub(crate) struct Measurement {
     pub bytes: u64,
     /// Seconds from before the first to behind the last of them, as seen every millisecond.
     pub seconds: f64,
-    /// Million packets a second.
-    pub mpps: f64,
-    /// Gbit a second, FCS included.
-    pub gbps: f64,
+    /// Million packets a second, unless there were too few seconds to tell.
+    pub mpps: Option<f64>,
+    /// Gbit a second on a wire: with FCS, preambles and gaps.
+    pub gbps_l1: Option<f64>,
 }
 
 impl Measurement {
-    /// Of so many packets in a time that is not nothing.
+    /// Of so many packets in that time.
     pub(crate) fn new(packets: u64, bytes: u64, time: Duration) -> Self {
-        let seconds = time.as_secs_f64().max(1e-9);
-        let bits = (bytes + packets * ethernet::FCS_LEN as u64) as f64 * 8.0;
-        Self { packets, bytes, seconds, mpps: packets as f64 / seconds / 1e6, gbps: bits / seconds / 1e9 }
+        let seconds = time.as_secs_f64();
+        let per_second = |what: f64| (seconds >= SHORTEST).then(|| what / seconds);
+        let bits = bytes as f64 * 8.0 + packets as f64 * ON_WIRE;
+        let (mpps, gbps_l1) = (per_second(packets as f64 / 1e6), per_second(bits / 1e9));
+        Self { packets, bytes, seconds, mpps, gbps_l1 }
     }
 }
 
@@ -113,7 +115,10 @@ pub(crate) struct Generator {
     pub sent: u64,
     pub received: u64,
     pub verified: u64,
-    pub lost: u64,
+    /// Below the highest number that came, of each flow; none where nothing has come.
+    pub lost: Option<u64>,
+    /// Sent, and not come back (yet); none where nothing has come, or packets of others.
+    pub missing: Option<u64>,
     pub reordered: u64,
     pub duplicates: u64,
     pub corrupt: u64,
@@ -122,15 +127,18 @@ pub(crate) struct Generator {
 
 impl From<GenReport> for Generator {
     fn from(report: GenReport) -> Self {
-        let GenReport { sent, received, verified, lost, reordered, duplicates, corrupt, foreign } = report;
-        Self { sent, received, verified, lost, reordered, duplicates, corrupt, foreign }
+        let missing = report.missing();
+        let GenReport { sent, received, verified, lost, reordered, duplicates, corrupt, foreign, .. } =
+            report;
+        let lost = (received > 0).then_some(lost);
+        Self { sent, received, verified, lost, missing, reordered, duplicates, corrupt, foreign }
     }
 }
 
 pub(crate) fn tables(line: &Line<'_>) -> String {
     let report = line.report;
     let mut text = heading(line);
-    text += &queues(&report.queues, report.seconds);
+    text += &queues(&report.queues, report.over_seconds);
     text += &channels(&report.channels);
     if let Some(learning) = &report.bridge {
         text += &bridge(learning);
@@ -158,7 +166,9 @@ pub(crate) fn costs(line: &Line<'_>) -> String {
 pub(crate) fn heading(line: &Line<'_>) -> String {
     match line.stopped_by {
         None => format!("── {:.1} s\n", line.report.seconds),
-        Some(_) => format!("══ {:.1} s in all, rates since the first packet\n", line.report.seconds),
+        Some(_) => {
+            format!("══ {:.1} s in all, rates from the first packet to the last\n", line.report.seconds)
+        }
     }
 }
 
@@ -414,6 +424,7 @@ mod tests {
         Report {
             report: "interval",
             seconds: 2.04,
+            over_seconds: 2.04,
             tsc_hz: 2_000_000_000,
             queues: vec![queue("rx", &[], 4), queue("tx", &[("full", 12), ("down", 3)], 0)],
             channels: vec![channel],
