@@ -148,15 +148,7 @@ impl AfXdpPort {
             let reason = format!("interface '{}' has no Ethernet frames, expected one that has", spec.name);
             return Err(Refusal::Reason(reason).of(&name));
         }
-        // Who is not told what it is used for cannot take it over either.
-        let uses = if spec.force { vec![] } else { inventory::uses(device.index()).unwrap_or_default() };
-        if !uses.is_empty() {
-            let reason = format!(
-                "interface '{0}' is in use ({1}) and would be taken away: expected one that nobody uses, \
-                 af_packet:{0}, which shares it, or the option 'force'",
-                spec.name,
-                uses.join(", ")
-            );
+        if let Some(reason) = in_use(spec, &device) {
             return Err(Refusal::Reason(reason).of(&name));
         }
         let (needed, chunks) = (buffers(spec), pool.chunks());
@@ -246,9 +238,12 @@ impl AfXdpPort {
     fn try_again(&mut self) {
         let refused = match self.device.reopen() {
             Err(_) => None,
-            Ok(()) => match Session::open(&self.device, &self.spec, self.pool, Duration::ZERO) {
-                Ok((session, halves)) => return self.take(session, halves),
-                Err(refused) => Some(refused),
+            Ok(()) => match in_use(&self.spec, &self.device) {
+                Some(reason) => Some(Refusal::Reason(reason)),
+                None => match Session::open(&self.device, &self.spec, self.pool, Duration::ZERO) {
+                    Ok((session, halves)) => return self.take(session, halves),
+                    Err(refused) => Some(refused),
+                },
             },
         };
         self.state = State::Gone { tried: Instant::now(), why: refused };
@@ -266,6 +261,19 @@ impl AfXdpPort {
         self.state = State::Taken(session);
         self.line.update(&self.device);
     }
+}
+
+/// Why an interface must not be taken away from whoever uses it. Who is not told what it is used for cannot take it over either.
+fn in_use(spec: &AfXdpSpec, device: &NetDev) -> Option<String> {
+    let uses = if spec.force { vec![] } else { inventory::uses(device.index()).unwrap_or_default() };
+    (!uses.is_empty()).then(|| {
+        format!(
+            "interface '{0}' is in use ({1}) and would be taken away: expected one that nobody uses, af_packet:{0}, which \
+             shares it, or the option 'force'",
+            spec.name,
+            uses.join(", ")
+        )
+    })
 }
 
 impl Dropped {

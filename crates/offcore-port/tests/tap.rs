@@ -298,7 +298,10 @@ fn what_cannot_be_opened_says_why() {
         };
         let open = |text: &str| TapPort::open(&spec(text), pool);
         let _held = open("tap:oc0,offloads=off").unwrap();
-        assert!(error("tap:oc0").contains("making interface 'oc0': another program has it open"));
+        let _several = open("tap:oc4,queues=2,offloads=off").unwrap();
+        for held in ["tap:oc0", "tap:oc4", "tap:oc4,queues=2"] {
+            assert!(error(held).contains("another program has it open"), "{}", error(held));
+        }
         assert!(error("tap:lo").contains("no TAP, or is for another number of queues"));
         ip("tuntap add oc1 mode tap");
         assert!(error("tap:oc1,queues=2").contains("another number of queues"));

@@ -71,7 +71,7 @@ pub(crate) enum Format {
 }
 
 pub(crate) fn run(command: &BenchCommand, names: &[String]) -> Result<(), Failure> {
-    tidy_on_signals().context("handling signals")?;
+    tidy_on_signals().map_err(|error| anyhow::anyhow!("handling signals: {error}"))?;
     let result = match command {
         BenchCommand::Vhost(args) => vhost::run(args),
         BenchCommand::Copy(args) => copy::run(args),
@@ -190,22 +190,21 @@ fn cpu_model() -> Option<&'static str> {
     MODEL.as_deref()
 }
 
-/// A file for a plot, in a directory that is there.
+/// A new file for a plot, in a directory that is there.
 pub(crate) fn plot_file(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if path.extension().is_none_or(|extension| extension != "svg") {
         return Err("expected a name that ends in .svg, which is what is drawn".into());
     }
-    if path.is_dir() {
-        return Err("a directory has that name".into());
+    if path.symlink_metadata().is_ok() {
+        return Err("it exists: expected a name that is not taken".into());
     }
     if !folder.is_dir() {
         return Err(format!("there is no directory {}", folder.display()));
     }
-    let written = if path.exists() { &*path } else { folder };
-    rustix::fs::access(written, Access::WRITE_OK)
-        .map_err(|error| format!("{} cannot be written: {error}", written.display()))?;
+    rustix::fs::access(folder, Access::WRITE_OK)
+        .map_err(|error| format!("{} cannot be written: {error}", folder.display()))?;
     Ok(path)
 }
 

@@ -14,14 +14,13 @@ mod run;
 mod tables;
 mod throughput;
 
-use anyhow::Context;
 use offcore_flow::SwitchError;
 use offcore_flow::pktgen;
 
 use crate::Failure;
 use crate::output::say;
 use crate::signals::stop_on_signals;
-use crate::switch::ports;
+use crate::switch::{claims, ports};
 
 pub(crate) use args::{EXAMPLES, PktgenArgs};
 use interfaces::Interfaces;
@@ -30,10 +29,13 @@ use interfaces::Interfaces;
 pub(crate) fn run(args: &PktgenArgs) -> Result<(), Failure> {
     plan::check(args).map_err(Failure::Usage)?;
     let payload = plan::capture(args)?;
-    let interrupted = stop_on_signals().context("handling signals")?;
+    let interrupted = stop_on_signals().map_err(|error| anyhow::anyhow!("handling signals: {error}"))?;
     args.run.eal.configure().map_err(Failure::Usage)?;
     let (pool, line) = args.run.pool.open().map_err(anyhow::Error::new)?;
     say(&line);
+    if let Some(path) = &args.pcap {
+        claims::check_read(&args.at.ports, path).map_err(SwitchError::from)?;
+    }
     let (ports, _) = ports::open(&args.at.ports, pool, None).map_err(SwitchError::from)?;
     let interfaces = Interfaces::open(&args.at.ports, &ports);
     let config = plan::config(args, payload, &ports, interfaces.speed()).map_err(Failure::Usage)?;

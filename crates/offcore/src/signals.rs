@@ -11,6 +11,14 @@ use signal_hook::iterator::Signals;
 /// How long a stop takes at most before another signal may end it.
 const CLEANING: Duration = Duration::from_secs(2);
 
+/// Whether a signal has asked this process to stop.
+static STOPPING: AtomicBool = AtomicBool::new(false);
+
+/// Whether a signal of [`stop_on_signals`] has come.
+pub(crate) fn is_stopping() -> bool {
+    STOPPING.load(Ordering::Relaxed)
+}
+
 /// A flag that SIGINT, SIGTERM and SIGHUP set. Another one ends the process, once cleaning up has had its time.
 pub(crate) fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
@@ -25,6 +33,7 @@ pub(crate) fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         let mut first = None;
         for _ in signals.forever() {
+            STOPPING.store(true, Ordering::Relaxed);
             stop.store(true, Ordering::Relaxed);
             if first.get_or_insert_with(Instant::now).elapsed() > CLEANING {
                 signal_hook::low_level::exit(1);

@@ -1,7 +1,7 @@
 //! `offcore switch`: opens what the flags say, watches it run, and stops it cleanly.
 
 mod advice;
-mod claims;
+pub(crate) mod claims;
 pub(crate) mod plan;
 pub(crate) mod ports;
 pub(crate) mod report;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use offcore_flow::report::{QueueReport, Report, Reporter};
 use offcore_flow::switch::{Devices, start_with};
 use offcore_flow::{Running, SwitchConfig, SwitchError};
@@ -79,7 +79,7 @@ pub(crate) struct Measured {
 
 /// Opens the ports, and runs a switch until something stops it.
 pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Result<(), Failure> {
-    let interrupted = stop_on_signals().context("handling signals")?;
+    let interrupted = stop_on_signals().map_err(|error| anyhow::anyhow!("handling signals: {error}"))?;
     watching.run.eal.configure().map_err(Failure::Usage)?;
     let (pool, line) = watching.run.pool.open().map_err(anyhow::Error::new)?;
     say(&line);

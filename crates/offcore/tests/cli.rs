@@ -336,5 +336,5 @@ fn tcp_demo_checks_segments_and_explains() {
         assert!(row["verified"].as_u64().unwrap() > 0, "{row}");
         assert!(row["cpu_ns"].as_f64().unwrap() > 0.0 && row["offload_ns"].as_f64().unwrap() > 0.0, "{row}");
     }
-    assert!(summary["meaning"].as_str().unwrap().contains("no throughput"), "{summary}");
+    assert!(summary["meaning"].as_str().unwrap().contains("not throughput"), "{summary}");
 }

@@ -2,8 +2,8 @@
 
 mod wrong;
 
-use std::fs;
-use std::os::unix::fs::symlink;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -13,7 +13,7 @@ use peers::offcore::binary;
 use peers::{Need, Netns, Offcore, TempDir, require};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::switch::{Report, wait_for_report, wait_until};
+use crate::switch::{Report, wait_for_report, wait_for_status, wait_until};
 
 /// A capture file of so many packets of 100 bytes.
 pub(crate) fn capture(packets: usize) -> Vec<u8> {
@@ -129,6 +129,61 @@ fn what_cannot_be_read_or_written_is_a_failure() {
 }
 
 #[test]
+fn overwriting_replaces_one_name_only() {
+    let Some(()) = require(&[Need::Root]) else { return };
+    let dir = TempDir::new().unwrap();
+    let file = |name: &str| dir.file(name).display().to_string();
+    // Somebody's file that has the name by which a capture is written, too; and one that only its user may read.
+    fs::write(file("precious"), "precious").unwrap();
+    fs::hard_link(file("precious"), file("out.part")).unwrap();
+    fs::write(file("out"), "old").unwrap();
+    fs::set_permissions(file("out"), Permissions::from_mode(0o640)).unwrap();
+    chown(file("out"), Some(65_534), Some(65_534)).unwrap();
+    let to = format!("pcap:-,{},overwrite", file("out"));
+    let output = switch(&["--port", "gen:count=5", "--port", &to]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(fs::read(file("precious")).unwrap(), b"precious");
+    let found = fs::metadata(file("out")).unwrap();
+    assert_eq!((found.len(), found.mode() & 0o777, found.uid()), (24 + 5 * (16 + 60), 0o640, 65_534));
+    // A device that would take a capture for a file system; there is none behind it.
+    let node = Command::new("mknod").args([&file("disk"), "b", "7", "250"]).status().unwrap();
+    assert!(node.success());
+    for more in ["", ",overwrite"] {
+        let to = format!("pcap:-,{}{more}", file("disk"));
+        assert_ended(&switch(&["--port", "gen:count=5", "--port", &to]), 1, &["disk'", "is a block device"]);
+    }
+    // What a generator sends is not what it writes.
+    fs::write(file("in"), capture(5)).unwrap();
+    let to = format!("pcap:-,{},overwrite", file("in"));
+    let run = |args: &[&str]| Command::new(binary().unwrap()).args(args).output().unwrap();
+    let output = run(&["pktgen", "--port", &to, "--pcap", &file("in"), "--count", "1"]);
+    assert_ended(&output, 1, &["in'", "which is read: expected another file"]);
+    assert_eq!(fs::read(file("in")).unwrap(), capture(5));
+    fs::write(file("p.svg"), "old").unwrap();
+    let output = run(&["bench", "model", "--plot", &file("p.svg")]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("it exists"), "{said}");
+}
+
+#[test]
+fn a_stopped_reader_does_not_keep_a_switch() {
+    let Some(()) = require(&[]) else { return };
+    let dir = TempDir::new().unwrap();
+    let socket = dir.file("s");
+    let port = format!("vhost:{}", socket.display());
+    let args = ["switch", "--mbufs", "4096", "--hugepages", "none", "--port", &port, "--idle", "sleep"];
+    let mut command = Command::new(binary().unwrap());
+    command.args(args).args(["--stats-interval", "0.001", "--format", "json"]);
+    // Nobody reads what it says: the pipe is full soon.
+    let mut offcore = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    wait_until("the socket is there", || socket.exists());
+    std::thread::sleep(Duration::from_millis(500));
+    kill_process(Pid::from_child(&offcore), Signal::TERM).unwrap();
+    wait_until("it has ended", || offcore.try_wait().unwrap().is_some());
+    assert!(!socket.exists());
+}
+
+#[test]
 fn impatient_signals_do_not_skip_cleaning_up() {
     let Some(()) = require(&[]) else { return };
     let dir = TempDir::new().unwrap();
@@ -224,11 +279,29 @@ fn interfaces_in_use_are_not_taken_away() {
     assert_eq!(programs(), 0);
 }
 
+/// An interface that comes later, with the name of one that is gone.
+#[test]
+fn remade_interfaces_in_use_are_not_taken_away() {
+    let Some(()) = require(&[Need::Root, Need::Ip]) else { return };
+    let [here, there] = [(); 2].map(|()| Netns::new().unwrap());
+    here.veth("p0", &there, "p0").unwrap();
+    here.ip(&["link", "set", "p0", "up"]).unwrap();
+    let args = "switch --mbufs 8192 --hugepages none --port af_xdp:p0 --format json --stats-interval 0.1";
+    let mut offcore = Offcore::start_in(&here, &args.split(' ').collect::<Vec<_>>()).unwrap();
+    wait_for_report(&mut offcore);
+    here.ip(&["link", "delete", "p0"]).unwrap();
+    here.veth("p0", &there, "p0").unwrap();
+    here.configure("p0", "192.0.2.1/24").unwrap();
+    wait_for_status(&mut offcore, 0, "is in use (address 192.0.2.1/24)");
+    assert!(!here.ip(&["-d", "link", "show", "p0"]).unwrap().contains("xdp"));
+    offcore.stop().unwrap();
+}
+
 #[test]
 fn sockets_that_one_may_not_use_are_not_waited_for() {
     let Some(()) = require(&[Need::Root]) else { return };
     let dir = TempDir::new().unwrap();
-    fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
     let (socket, copy) = (dir.file("s"), dir.file("offcore"));
     fs::copy(binary().unwrap(), &copy).unwrap();
     let port = format!("vhost:{},mode=0600", socket.display());

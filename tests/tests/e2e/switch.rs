@@ -348,7 +348,8 @@ impl Report {
             sent: get("sent"),
             received: get("received"),
             verified: get("verified"),
-            lost: get("lost"),
+            // Where nothing has come it is not known.
+            lost: generator["lost"].as_u64().unwrap_or_default(),
             duplicates: get("duplicates"),
             wrong: wrong.into_iter().map(get).sum(),
         }

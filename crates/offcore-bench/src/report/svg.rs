@@ -1,5 +1,7 @@
 //! Drawings as SVG.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -28,5 +30,6 @@ pub(crate) fn write(path: &Path, size: (u32, u32), draw: impl FnOnce(&Area<'_>) 
         draw(&root).context("drawing")?;
         root.present()?;
     }
-    std::fs::write(path, svg).with_context(|| format!("writing {}", path.display()))
+    let written = File::create_new(path).and_then(|mut file| file.write_all(svg.as_bytes()));
+    written.with_context(|| format!("writing {}", path.display()))
 }

@@ -95,6 +95,8 @@ pub struct ServeConfig {
 pub enum ServeError {
     /// another stack (process {process}) serves at {path:?}: stop it, or choose another path
     Taken { path: PathBuf, process: u32 },
+    /// a process listens at {path:?}: stop it, or choose another path
+    InUse { path: PathBuf },
     /// {path:?} is there, and no socket: remove it, or choose another path
     NoSocket { path: PathBuf },
     /// {path:?} is there, and no lock of a stack, which has a process's number or nothing: remove it, or choose another path

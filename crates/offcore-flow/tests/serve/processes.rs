@@ -1,8 +1,9 @@
 //! Processes attach, join, fork and misbehave.
 
+use std::fs::Permissions;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
@@ -48,6 +49,22 @@ fn a_second_stack_is_refused_and_a_dead_one_replaced() {
     assert!(matches!(serve(Path::new("/nonexistent/socket")), Err(ServeError::Path { .. })));
 }
 
+/// A socket that a program listens at stays, and so does what was put in place of ours.
+#[test]
+fn sockets_and_files_of_others_stay() {
+    let path = path();
+    let others = UnixListener::bind(&path).unwrap();
+    assert!(matches!(serve(&path), Err(ServeError::InUse { .. })));
+    drop(UnixStream::connect(&path).unwrap());
+    drop(others);
+    let serve = serve(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "precious").unwrap();
+    drop(serve);
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    std::fs::remove_file(&path).unwrap();
+}
+
 /// What is beside the path may be anybody's file.
 #[test]
 fn only_a_lock_is_taken_for_one() {
@@ -73,6 +90,10 @@ fn only_a_lock_is_taken_for_one() {
     // What a killed stack has left, with its number or without.
     for left in ["", "4194304\n", "12"] {
         std::fs::write(&lock, left).unwrap();
+        // Only who made it may read one of ours.
+        std::fs::set_permissions(&lock, Permissions::from_mode(0o644)).unwrap();
+        assert!(matches!(serve(&path), Err(ServeError::NoLock { .. })), "{left}");
+        std::fs::set_permissions(&lock, Permissions::from_mode(0o600)).unwrap();
         let serve = serve(&path).unwrap();
         assert_eq!(std::fs::read_to_string(&lock).unwrap(), format!("{}\n", std::process::id()));
         drop(serve);

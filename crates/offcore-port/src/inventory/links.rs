@@ -27,8 +27,6 @@ const RTNEXTHOP: usize = 8;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_LINK: u16 = 5;
 const IFLA_MASTER: u16 = 10;
-const IFLA_LINKINFO: u16 = 18;
-const IFLA_INFO_KIND: u16 = 1;
 const IFLA_LINK_NETNSID: u16 = 37;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_PROG_ID: u16 = 4;
@@ -74,8 +72,8 @@ pub(super) fn list() -> io::Result<Vec<Listed>> {
         let xdp = attributes.find(IFLA_XDP).map(Attributes);
         let program = xdp.and_then(|xdp| xdp.find(IFLA_XDP_PROG_ID)).and_then(narrow);
         // Of a veth it is the other end; and the number may be another namespace's.
-        let info = attributes.find(IFLA_LINKINFO).map(Attributes);
-        let kind = info.and_then(|info| info.find(IFLA_INFO_KIND));
+        let info = attributes.find(route::IFLA_LINKINFO).map(Attributes);
+        let kind = info.and_then(|info| info.find(route::IFLA_INFO_KIND));
         let is_upper = !kind.is_some_and(|kind| kind.starts_with(b"veth"))
             && attributes.find(IFLA_LINK_NETNSID).is_none();
         Some(Listed {

@@ -194,8 +194,32 @@ impl<'a> Message<'a> {
 }
 
 /// Messages and attributes of linux/rtnetlink.h and linux/if_link.h.
+/// How many queues of TAP interface number `index` programs have open, as far as the kernel tells (Linux 4.17): `None` for another interface.
+///
+/// # Errors
+/// What the kernel says.
+pub(crate) fn tap_queues(index: u32) -> io::Result<Option<u32>> {
+    const IFLA_TUN_NUM_QUEUES: u16 = 8;
+    const IFLA_TUN_NUM_DISABLED_QUEUES: u16 = 9;
+    let answer = Netlink::route()?.ask(route::GETLINK, &route::link_request(index))?;
+    let info =
+        answer.parts(route::IFINFOMSG).and_then(|(_, all)| all.find(route::IFLA_LINKINFO)).map(Attributes);
+    let Some(info) =
+        info.filter(|info| info.find(route::IFLA_INFO_KIND).is_some_and(|kind| kind.starts_with(b"tun")))
+    else {
+        return Ok(None);
+    };
+    let data = info.find(route::IFLA_INFO_DATA).map(Attributes);
+    let count = |kind| data.and_then(|data| data.find(kind)).and_then(number).unwrap_or_default();
+    let queues = count(IFLA_TUN_NUM_QUEUES) + count(IFLA_TUN_NUM_DISABLED_QUEUES);
+    Ok(Some(u32::try_from(queues).unwrap_or(u32::MAX)))
+}
+
 pub(crate) mod route {
     pub(crate) const GETLINK: u16 = 18;
+    pub(crate) const IFLA_LINKINFO: u16 = 18;
+    pub(crate) const IFLA_INFO_KIND: u16 = 1;
+    pub(crate) const IFLA_INFO_DATA: u16 = 2;
     /// Bytes of a `struct ifinfomsg`.
     pub(crate) const IFINFOMSG: usize = 16;
     pub(crate) const IFLA_STATS64: u16 = 23;

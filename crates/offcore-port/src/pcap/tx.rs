@@ -5,7 +5,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufWriter};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -46,6 +46,10 @@ impl Sink {
     /// Opens what `path` names, or makes a capture file of that name.
     pub(super) fn open(path: &Path, overwrite: bool, state: Arc<FileState>) -> Result<Self, PcapError> {
         let (file, part) = match fs::metadata(path) {
+            Ok(found) if found.file_type().is_block_device() => {
+                let why = "it is a block device: expected a file, a pipe or a character device";
+                return Err(io::Error::other(why).into());
+            }
             Ok(found) if !found.is_file() => (OpenOptions::new().write(true).open(path)?, None),
             Ok(_) if !overwrite => {
                 let why = "it exists: expected a name that is not taken, or the option 'overwrite'";
@@ -106,12 +110,11 @@ struct Part {
 impl Part {
     fn create(path: PathBuf, overwrite: bool) -> io::Result<(File, Option<Self>)> {
         let part = part_of(&path);
+        if overwrite {
+            remove_left(&part)?;
+        }
         let mut options = OpenOptions::new();
-        options
-            .write(true)
-            .create(true)
-            .create_new(!overwrite)
-            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+        options.write(true).create_new(true);
         let file = options.open(&part).map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => io::Error::other(format!(
                 "'{}' exists: it is being written, or a run that was killed left it; remove it, or give the option 'overwrite'",
@@ -120,13 +123,12 @@ impl Part {
             _ => error,
         })?;
         // Where the file system has no locks it goes without.
-        if let Err(TryLockError::WouldBlock) = file.try_lock() {
-            return Err(io::Error::other(format!(
-                "'{}' is being written by another process",
-                part.display()
-            )));
+        let _ = file.try_lock();
+        // Who may read what it replaces may read it, and nobody else.
+        if let Ok(replaced) = fs::metadata(&path) {
+            let _ = fchown(&file, Some(replaced.uid()), Some(replaced.gid()));
+            file.set_permissions(replaced.permissions())?;
         }
-        file.set_len(0)?;
         Ok((file, Some(Self { part, path, overwrite, wanted: false })))
     }
 
@@ -139,6 +141,24 @@ impl Part {
             renamed => renamed,
         };
         renamed.map_err(|error| format!("{error}: the capture is in '{}'", self.part.display()))
+    }
+}
+
+/// Removes what a run that was killed has left, with its name only: what else is in that file under other names stays.
+fn remove_left(part: &Path) -> io::Result<()> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(part) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        file => file?,
+    };
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other(format!("'{}' is no file: remove it", part.display())));
+    }
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            Err(io::Error::other(format!("'{}' is being written by another process", part.display())))
+        }
+        _ => fs::remove_file(part),
     }
 }
 

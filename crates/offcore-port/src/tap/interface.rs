@@ -5,8 +5,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use offcore_wire::virtio_net;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
-use crate::netdev::{NetDev, interface_request, ioctl};
+use crate::netdev::{NetDev, interface_request, ioctl, netlink};
 
 /// A step that the kernel refused, and what to do about it.
 pub(super) type Refusal = (String, io::Error);
@@ -14,6 +15,11 @@ pub(super) type Refusal = (String, io::Error);
 /// Makes (or joins) interface `name`, with `queues` queues, sets its link up, and returns the queues' files. With
 /// `offloads` the kernel may send packets with open checksums, and long ones to be segmented.
 pub(super) fn open(name: &str, queues: u16, offloads: bool) -> Result<(NetDev, Vec<OwnedFd>), Refusal> {
+    // One for several queues would let this program join the other one's, and change their headers.
+    let held = NetDev::open(name).and_then(|device| netlink::tap_queues(device.index()));
+    if let Ok(Some(1..)) = held {
+        return Err((advice(name, &Errno::BUSY.into()), Errno::BUSY.into()));
+    }
     let first = open_device()?;
     // A single queue has the interface to itself. An interface that is there already and was made for several
     // queues takes no such request.
@@ -54,10 +60,10 @@ fn open_device() -> Result<OwnedFd, Refusal> {
     rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).map_err(
         |source| {
             let advice = match source {
-                rustix::io::Errno::NOENT | rustix::io::Errno::NODEV => {
+                Errno::NOENT | Errno::NODEV => {
                     ": the kernel has no TAP (load module 'tun', or give the container this device)"
                 }
-                rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => ": it needs read and write permission",
+                Errno::ACCESS | Errno::PERM => ": it needs read and write permission",
                 _ => "",
             };
             (format!("opening {DEVICE}{advice}"), source.into())

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
-use rustix::fs::{FileType, Gid, Mode, OFlags, Uid};
+use rustix::fs::{FileType, FlockOperation, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -133,6 +133,8 @@ impl Listener {
     pub(crate) fn bind(path: &Path, access: SocketAccess, timeout: Duration) -> Result<Self, SocketError> {
         let address = address(path)?;
         let socket = new_socket(path)?;
+        // From the look at what is there until it is listened at, one process at a time.
+        let _turn = turn(path, timeout);
         let bound = match rustix::net::bind(&socket, &address) {
             Err(Errno::ADDRINUSE) => {
                 remove_once_stale(path, timeout)?;
@@ -196,6 +198,23 @@ impl Drop for Listener {
 }
 
 /// As [`remove_stale`], for a process that may be about to end.
+/// A lock of the directory that a socket is in, against others who replace a stale one meanwhile. It is not waited for longer than
+/// that, nor asked for where the directory cannot be opened.
+fn turn(path: &Path, timeout: Duration) -> Option<OwnedFd> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(parent, flags, Mode::empty()).ok()?;
+    let end = Instant::now() + timeout;
+    while let Err(Errno::WOULDBLOCK) = rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive)
+    {
+        if Instant::now() >= end {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Some(directory)
+}
+
 fn remove_once_stale(path: &Path, timeout: Duration) -> Result<(), SocketError> {
     let end = Instant::now() + timeout;
     loop {

@@ -1,8 +1,9 @@
 //! `offcore dsa configure`: a layout checked, shown, saved or applied.
 
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use offcore_dsa::WqMode;
 use offcore_dsa::config::sysfs::{self, Device, FileSystem, Roots};
@@ -78,6 +79,11 @@ pub(super) fn sources(args: &ConfigureArgs) -> Result<Source, String> {
 pub(super) fn run(args: &ConfigureArgs) -> Result<(), Failure> {
     let source = sources(args).map_err(Failure::Usage)?;
     let roots = args.roots.roots();
+    // What is wrong with a layout is known before anything is written.
+    let layouts = match source {
+        Source::Present | Source::Disable => Vec::new(),
+        _ => layouts(&source, args)?,
+    };
     if let Some(path) = &args.save {
         save(&args.roots.devices(args.device.as_deref())?, path)?;
     }
@@ -89,8 +95,8 @@ pub(super) fn run(args: &ConfigureArgs) -> Result<(), Failure> {
                 apply::disable(&device, &roots, args.force, &mut FileSystem).map_err(anyhow::Error::from)?;
             say(&format!("{}: out of service ({} attributes written)", device.config.name, done.writes));
         }
-        source => {
-            for (config, notes) in layouts(&source, args)? {
+        _ => {
+            for (config, notes) in layouts {
                 one(config, notes, args, &roots)?;
             }
         }
@@ -106,9 +112,14 @@ fn save(devices: &[Device], path: &Path) -> anyhow::Result<()> {
         write(&text)?;
         return Ok(());
     }
-    std::fs::write(path, text)
-        .with_context(|| format!("--save {}", path.display()))
-        .map_err(|e| anyhow!("{e:#}"))
+    // It may be the only copy of a layout.
+    let written = std::fs::File::create_new(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => {
+            anyhow!("--save {}: it exists: expected a name that is not taken", path.display())
+        }
+        _ => anyhow!("--save {}: {error}", path.display()),
+    })
 }
 
 fn device(args: &ConfigureArgs, roots: &Roots) -> anyhow::Result<Device> {
@@ -238,6 +249,17 @@ mod tests {
         let loaded = json::load(&file).unwrap();
         assert_eq!((loaded.ignored.len(), loaded.devices[0].wqs[1].size), (0, 64));
         configure(&tree, &format!("-c {} --print", file.display())).unwrap();
+        // Neither a copy of a layout nor one that is wanted is replaced.
+        let saved = std::fs::read(&file).unwrap();
+        for layout in ["net --print".into(), format!("-c {} --print", file.display())] {
+            let error = configure(&tree, &format!("{layout} --save {}", file.display())).unwrap_err();
+            assert!(error.contains("it exists"), "{error}");
+            assert_eq!(std::fs::read(&file).unwrap(), saved);
+        }
+        // Nothing is saved for a layout that is not there.
+        let new = tree.path("new.conf");
+        configure(&tree, &format!("-c /nonexistent --save {}", new.display())).unwrap_err();
+        assert!(!new.exists());
         for line in ["net --print", "-w 2 -m s -e 2 --print", "vhost -d dsa9 --print"] {
             configure(&tree, line).unwrap();
         }

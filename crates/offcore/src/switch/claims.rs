@@ -53,6 +53,22 @@ pub(super) fn check(specs: &[PortSpec]) -> Result<(), PortError> {
     Ok(())
 }
 
+/// Looks whether one of the ports writes a file that is read.
+///
+/// # Errors
+/// The port that does.
+pub(crate) fn check_read(specs: &[PortSpec], path: &Path) -> Result<(), PortError> {
+    let Some(read) = file(path) else { return Ok(()) };
+    let writes = |claim: &Claim<'_>| claim.does == Does::Writes && claim.thing == read;
+    match specs.iter().flat_map(claims).find(writes) {
+        None => Ok(()),
+        Some(claim) => {
+            let reason = format!("it writes file '{}', which is read: expected another file", claim.name);
+            Err(PortError::Other { port: claim.port.to_string(), reason })
+        }
+    }
+}
+
 impl Claim<'_> {
     fn refusal(&self, other: &Self) -> String {
         let does = |does| match does {

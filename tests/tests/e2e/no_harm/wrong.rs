@@ -242,6 +242,8 @@ const COMMANDS: &[Row] = &[
     ("predict --no-such", 2, &["--no-such"]),
     ("bench", 2, &["bench"]),
     ("bench vhost --case none", 2, &["--case", "none"]),
+    ("bench copy --plot text.svg", 2, &["--plot", "it exists"]),
+    ("switch --port dpdk:net_pcap0,args=[tx_pcap=text]", 2, &["net_pcap0 overwrites files", "pcap:IN,OUT"]),
     ("bench copy --plot x.txt", 2, &["--plot", ".svg"]),
     ("bench copy --lcores 0,1,2", 2, &["--lcores"]),
     ("dsa", 2, &["dsa"]),
@@ -277,7 +279,7 @@ const LACKS: &[Row] = &[
     ("$offcore $short --port gen: 2>/dev/full", 0, &[]),
     ("$offcore $short --port gen: <&-", 0, &[]),
     (
-        "ln -s $(ldd $offcore | sed -n 's/.*=> \\(.*libm[^ ]*\\).*/\\1/p') libcuda.so; \
+        "ln -s $(ldd $offcore | sed -n 's/.*=> \\(.*libc[.]so[^ ]*\\).*/\\1/p') libcuda.so; \
          LD_LIBRARY_PATH=. $offcore gpu --port gen: -w kernel --device cuda:0; end=$?; rm libcuda.so; exit $end",
         1,
         &["libcuda.so has no cuDeviceGet", "LD_LIBRARY_PATH"],
@@ -334,7 +336,9 @@ fn wrong_inputs_are_refused() {
     fs::write(dir.file("empty"), capture(0)).unwrap();
     let whole = capture(5);
     fs::write(dir.file("cut"), &whole[..whole.len() - 10]).unwrap();
-    fs::write(dir.file("text"), "this is no capture").unwrap();
+    for name in ["text", "text.svg"] {
+        fs::write(dir.file(name), "this is no capture").unwrap();
+    }
     let switches = [FLAGS, PORTS, CHANNELS].into_iter().flatten();
     let rows: Vec<_> = switches
         .map(|&(flags, code, words)| (format!("{SHORT} {flags}"), code, words))

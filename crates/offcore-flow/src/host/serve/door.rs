@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, Mode, OFlags, XattrFlags, fchmod, flock, fstat, open, setxattr};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
+use rustix::process::geteuid;
 
 use super::ServeError;
 
@@ -30,6 +31,8 @@ const TRIES: usize = 16;
 pub(super) struct Door {
     socket: OwnedFd,
     path: PathBuf,
+    /// Device and inode, so that only our own socket is removed.
+    file: Option<(u64, u64)>,
     /// Held as long as the socket is there.
     _lock: Lock,
 }
@@ -42,8 +45,11 @@ impl Door {
         check(path)?;
         let lock = Lock::take(path)?;
         let failed = |what| move |source| ServeError::Path { what, path: path.to_owned(), source };
-        // Nobody has the lock: the stack that a socket was of is dead.
+        // Nobody has the lock: the stack that a socket was of is dead. Sockets of other programs have no lock.
         if check(path)? {
+            if is_listened_at(path) {
+                return Err(ServeError::InUse { path: path.to_owned() });
+            }
             fs::remove_file(path).map_err(|error| failed("removing")(errno(&error)))?;
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -53,7 +59,7 @@ impl Door {
         // Before it has a name: the file has this mode from its beginning.
         fchmod(&socket, Mode::from_raw_mode(0o600)).map_err(failed("restricting"))?;
         bind(&socket, &address).map_err(failed("binding"))?;
-        let door = Self { socket, path: path.to_owned(), _lock: lock };
+        let door = Self { socket, path: path.to_owned(), file: file_of(path), _lock: lock };
         if !others.is_empty() && setxattr(path, ACL, &access_list(others), XattrFlags::empty()).is_err() {
             rustix::fs::chmod(path, Mode::from_raw_mode(0o666)).map_err(failed("opening"))?;
         }
@@ -73,9 +79,23 @@ impl Door {
 
 impl Drop for Door {
     fn drop(&mut self) {
-        // The lock goes after it: whoever gets it finds neither.
-        let _ = fs::remove_file(&self.path);
+        // Somebody may have put another file there. The lock goes after it: whoever gets it finds neither.
+        if self.file.is_some() && self.file == file_of(&self.path) {
+            let _ = fs::remove_file(&self.path);
+        }
     }
+}
+
+fn file_of(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+/// Whether a process listens at the socket of that path: whatever kind it is of, only one that nobody listens at refuses.
+fn is_listened_at(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let connected = socket.and_then(|socket| connect(&socket, &SocketAddrUnix::new(path)?));
+    !matches!(connected, Err(Errno::CONNREFUSED | Errno::NOENT))
 }
 
 /// Whether a socket is at a path, where there may be one or nothing.
@@ -172,12 +192,17 @@ impl Drop for Lock {
     }
 }
 
-/// Whether a file is empty, or has what a stack writes to its lock: any other one is somebody's own.
+/// Whether a file is this user's alone, and empty or with what a stack writes to its lock: any other one is somebody's own.
 fn is_lock(file: &File) -> bool {
     let mut bytes = Vec::new();
     let read = file.take(NUMBER as u64 + 1).read_to_end(&mut bytes);
     let number = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
-    let is_file = file.metadata().is_ok_and(|found| found.is_file());
+    let is_file = file.metadata().is_ok_and(|found| {
+        found.is_file()
+            && found.mode() & 0o777 == 0o600
+            && found.uid() == geteuid().as_raw()
+            && found.nlink() == 1
+    });
     is_file && read.is_ok() && bytes.len() <= NUMBER && number.iter().all(u8::is_ascii_digit)
 }
 
