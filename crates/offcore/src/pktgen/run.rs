@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use offcore_flow::pktgen::Running;
-use offcore_flow::pktgen::report::{PktgenReport, Reporter};
-use serde::Serialize;
+use offcore_flow::pktgen::report::Reporter;
 
 use super::args::PktgenArgs;
 use super::commands::{self, Command, HELP, Said};
-use super::interfaces::{Compared, Interfaces};
-use super::tables;
+use super::interfaces::Interfaces;
+use super::tables::{self, Line};
 use crate::Failure;
 use crate::args::Format;
 use crate::output::{say, write};
@@ -22,18 +21,6 @@ use crate::switch::{SaidStatus, ended, say_changes};
 
 /// How often the control thread looks at commands, signals, links and the clock.
 const TICK: Duration = Duration::from_millis(5);
-
-#[derive(Debug, Serialize)]
-pub(super) struct Line<'a> {
-    #[serde(flatten)]
-    pub report: &'a PktgenReport,
-    /// The interfaces' counters beside the ports'.
-    pub interfaces: &'a [Compared],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub stopped_by: Option<StoppedBy>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub unfinished: Option<usize>,
-}
 
 /// Runs until something ends it, and reports.
 pub(super) fn run(

@@ -4,13 +4,26 @@ use std::fmt::Write;
 
 use offcore_flow::pktgen::rate::WIRE_OVERHEAD;
 use offcore_flow::pktgen::report::{Counts, DirectionReport, Figures, PktgenReport};
-
 use offcore_port::spec::PortSpec;
+use serde::Serialize;
 
 use super::args::PktgenArgs;
 use super::interfaces::Compared;
-use super::run::Line;
 use crate::output::table::{columns, digits, or_dash, rate};
+use crate::switch::report::StoppedBy;
+
+/// A report as it is written.
+#[derive(Debug, Serialize)]
+pub(super) struct Line<'a> {
+    #[serde(flatten)]
+    pub report: &'a PktgenReport,
+    /// The interfaces' counters beside the ports'.
+    pub interfaces: &'a [Compared],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopped_by: Option<StoppedBy>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unfinished: Option<usize>,
+}
 
 /// A report and, when it is the last one, why that is.
 pub(super) fn report(line: &Line<'_>, args: &PktgenArgs) -> String {
@@ -103,7 +116,6 @@ mod tests {
 
     use crate::cli::Command;
     use crate::cli::lines::command;
-    use crate::switch::report::StoppedBy;
 
     use super::*;
 
