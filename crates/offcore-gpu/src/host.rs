@@ -123,7 +123,7 @@ impl Device for HostDevice {
 
     fn notes(&self) -> Vec<String> {
         let mut notes =
-            vec!["threads of this machine stand in for a GPU: no figure says anything about one".to_owned()];
+            vec!["CPU threads stand in for a GPU: these figures say nothing about one".to_owned()];
         if self.staging > 0 {
             notes.push(format!(
                 "{} MiB of this machine's memory stand in for a GPU's: packets are copied there and processed there",

@@ -41,7 +41,7 @@ impl FromStr for Hugepages {
 pub enum MemoryError {
     /// hugepages '{found}': expected auto, 1G, 2M or none
     Syntax { found: String },
-    /// {len} bytes of {page_size} kB hugepages are not to be had ({source}): set
+    /// {len} bytes of {page_size} kB hugepages cannot be had ({source}): set
     /// /sys/kernel/mm/hugepages/hugepages-{page_size}kB/nr_hugepages, or use --hugepages none
     Hugepages { len: usize, page_size: usize, source: rustix::io::Errno },
     /// {wanted} MiB of memory are wanted and {available} MiB are available: use fewer (--mbufs) or smaller

@@ -89,7 +89,7 @@ pub(crate) struct SwitchArgs {
     #[arg(long, value_name = "N", value_parser = within(1..=99), help_heading = WORKERS)]
     pub rt_priority: Option<usize>,
 
-    /// What a worker does that has nothing to do: poll on, or sleep until something comes
+    /// What an idle worker does: keep polling, or sleep until packets arrive
     #[arg(long, value_name = "WHAT", default_value = "poll", value_parser = idle(), help_heading = WORKERS)]
     pub idle: Idle,
 
@@ -226,7 +226,7 @@ pub(crate) struct BridgeArgs {
     pub vlans: Vec<VlanRule>,
 
     /// With l2: `PORT=MAC,MAC,...[,locked]`, addresses that are the port's and no other one's (`bridge fdb add MAC dev PORT
-    /// static`); locked: packets from any other address are dropped; once for each port
+    /// master static`); locked: packets from any other address are dropped; once for each port
     #[arg(long = "fdb", value_name = "RULE", help_heading = LEARNING)]
     pub stations: Vec<StationRule>,
 }
@@ -253,7 +253,7 @@ pub(crate) struct PoolArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 2048, value_parser = mbuf_size, help_heading = PORTS)]
     pub mbuf_size: usize,
 
-    /// Pages of the packet buffers: the largest to be had, or these or none
+    /// Page size of the packet buffers: auto takes the largest available, none ordinary pages
     #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = hugepages(), help_heading = PORTS)]
     pub hugepages: Hugepages,
 }

@@ -108,7 +108,7 @@ pub(crate) struct CopyArgs {
     #[arg(long, value_name = "TOPOLOGY", default_value = "loop", value_parser = topology())]
     pub port_topology: Topology,
 
-    /// 1: a queue's packets stay on one lcore; 2: the lcores come in twos, the first receives and copies, the second sends
+    /// 1: a queue's packets stay on one lcore; 2: lcores are used in pairs, the first receives and copies, the second sends
     /// [default: 2 when --lcores has an even number of them]
     #[arg(long, value_name = "N", value_parser = within(1..=2))]
     pub lcores_per_port: Option<usize>,

@@ -3,9 +3,10 @@
 //!
 //! * [`args`]: the flags, with l2fwd-nv's letters,
 //! * [`report`]: the reports as tables,
-//! * [`doctor`]: `offcore gpu doctor`.
+//! * [`doctor`]: `offcore gpu doctor`, [`check`]: `offcore gpu check`.
 
 mod args;
+mod check;
 mod doctor;
 mod report;
 #[cfg(test)]
@@ -37,6 +38,7 @@ pub(crate) use args::{EXAMPLES, GpuArgs, GpuCommand, PipelineArgs};
 pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
     match &args.command {
         Some(GpuCommand::Doctor(args)) => doctor::run(args),
+        Some(GpuCommand::Check(args)) => check::run(args),
         None => run_pipelines(&args.pipelines),
     }
 }

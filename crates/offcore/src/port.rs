@@ -157,7 +157,7 @@ fn tables(interfaces: &[Interface], devices: &[PciDevice]) -> String {
             listed(&device.uses()),
         ]
     });
-    text += &columns("<PCI device|<class|<numbers|<driver|node|<interfaces|<ports, channels", rows);
+    text += &columns("<PCI device|<class|<vendor:device|<driver|node|<interfaces|<ports, channels", rows);
     for device in devices {
         for note in device.notes() {
             let _ = writeln!(text, "  {}: {note}", device.address);

@@ -73,9 +73,8 @@ fn examples(help: &str) -> Section {
 }
 
 impl Section {
-    /// Behind a command, after three spaces, may stand what it does.
     fn command(&mut self, line: &str) {
-        self.commands.push(line.trim_end_matches('\\').split("   ").next().unwrap_or_default().to_owned());
+        self.commands.push(line.trim_end_matches('\\').to_owned());
     }
 
     fn go_on(&mut self, line: &str) {

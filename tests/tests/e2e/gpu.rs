@@ -1,6 +1,7 @@
 //! `offcore gpu`, on threads that stand in for a GPU, between veth pairs: every frame comes out once and in order, with
 //! swapped addresses unless the workload is `none`, for any workload and burst.
 
+mod check;
 mod refused;
 mod traffic;
 mod works;

@@ -257,7 +257,7 @@ fn interfaces_in_use_are_not_taken_away() {
     for ports in [["af_packet:bare", "af_packet:bare"], ["af_packet:bare", "af_xdp:bare"]] {
         let output = run(&ports);
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(2) && said.contains("each has interface bare"), "{said}");
+        assert!(output.status.code() == Some(2) && said.contains("both have interface bare"), "{said}");
     }
     here.ip(&["link", "property", "add", "dev", "bare", "altname", "the-other-name"]).unwrap();
     let words = ["af_packet:bare' has interface 'the-other-name' already"];
@@ -290,8 +290,11 @@ fn remade_interfaces_in_use_are_not_taken_away() {
     let mut offcore = Offcore::start_in(&here, &args.split(' ').collect::<Vec<_>>()).unwrap();
     wait_for_report(&mut offcore);
     here.ip(&["link", "delete", "p0"]).unwrap();
-    here.veth("p0", &there, "p0").unwrap();
-    here.configure("p0", "192.0.2.1/24").unwrap();
+    // It has its address before it has the name.
+    here.veth("new", &there, "new").unwrap();
+    here.ip(&["address", "add", "192.0.2.1/24", "dev", "new"]).unwrap();
+    here.ip(&["link", "set", "new", "name", "p0"]).unwrap();
+    here.ip(&["link", "set", "p0", "up"]).unwrap();
     wait_for_status(&mut offcore, 0, "is in use (address 192.0.2.1/24)");
     assert!(!here.ip(&["-d", "link", "show", "p0"]).unwrap().contains("xdp"));
     offcore.stop().unwrap();

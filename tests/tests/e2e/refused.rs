@@ -109,7 +109,7 @@ fn sockets_that_cannot_be_made() {
     let dir = TempDir::new().unwrap();
     let nowhere = dir.file("no/s").display().to_string();
     for port in [format!("vhost:{nowhere}"), format!("virtio-user:{nowhere},server")] {
-        assert_refused(None, None, &["--port", &port], &[&nowhere, "its directory is to be made first"]);
+        assert_refused(None, None, &["--port", &port], &[&nowhere, "its directory does not exist"]);
     }
     let small = format!("virtio-user:{},mtu=9000,queue_size=4", dir.file("s").display());
     let words = ["packets take 6 buffers of 1792 bytes", "expected at most 4", "--mbuf-size", "queue_size"];

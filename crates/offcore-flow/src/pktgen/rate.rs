@@ -36,9 +36,9 @@ impl Rate {
     pub fn on(self, bits: Option<f64>) -> Result<Self, SwitchError> {
         match (self, bits) {
             (Self::Percent(percent), Some(bits)) => Ok(Self::Wire(bits * percent / 100.0)),
-            (Self::Percent(_), None) => {
-                Field::LinkSpeed.refuse(format!("not known, expected with a rate of {self}"))
-            }
+            (Self::Percent(_), None) => Field::LinkSpeed.refuse(format!(
+                "the link's speed is not known, and a rate of {self} needs it: give it, such as 10G"
+            )),
             (rate, _) => Ok(rate),
         }
     }

@@ -128,7 +128,7 @@ fn check_dma(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Result<(), Switc
             Run::Host(_) => "rxqN or txqN of a worker, counted from 0",
             _ => "a queue of a vhost port, or rxqN with a copy stage behind it (forward mode copy)",
         };
-        return Field::Dma.refuse(format!("{which}, where no copies are made: expected {expected}"));
+        return Field::Dma.refuse(format!("no copies are made on {which}: expected {expected}"));
     }
     Ok(())
 }

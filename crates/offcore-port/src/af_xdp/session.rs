@@ -272,8 +272,8 @@ fn refused_socket(
             let channels = device.channels().unwrap_or_default();
             let has = channels.combined + channels.rx.max(channels.tx);
             format!(
-                "interface '{name}' has {has} queues, and queue {queue} is wanted: ethtool -L {name}, or fewer with \
-                 queues=N"
+                "interface '{name}' has {has} queues, numbered from 0, and no queue {queue}: ethtool -L {name} makes more, or \
+                 use fewer (queues=N)"
             )
         }
         (Step::Bind, Some(libc::EOPNOTSUPP)) if settings.copying == Copying::Never => {

@@ -72,14 +72,14 @@ fn fail(path: &Path, what: &'static str) -> impl FnOnce(Errno) -> SocketError {
     move |source| {
         let what = match (what, source) {
             ("bind", Errno::NOENT) if path.parent().is_some_and(Path::exists) => {
-                "bind (its directory takes no sockets)"
+                "cannot bind: sockets cannot be made in its directory"
             }
-            ("bind", Errno::NOENT) => "bind (its directory is to be made first)",
+            ("bind", Errno::NOENT) => "cannot bind: its directory does not exist",
             ("chown", Errno::PERM) => "chown (root only, but for groups of this process)",
             ("connect", Errno::ACCESS) => {
                 "connect (its owner, group or mode has to let this user write to it)"
             }
-            ("bind", Errno::ACCESS | Errno::PERM) => "bind (its directory has to be writable)",
+            ("bind", Errno::ACCESS | Errno::PERM) => "cannot bind: its directory has to be writable",
             _ => what,
         };
         SocketError::System { path, what, source }

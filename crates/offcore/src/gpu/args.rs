@@ -11,6 +11,7 @@ use offcore_gpu::layout::MAX_BURST;
 use offcore_mem::HEADROOM;
 use offcore_port::spec::{MAX_QUEUES, PortSpec};
 
+use super::check::{self, CheckArgs};
 use super::doctor::{self, DoctorArgs};
 use crate::args::{PortArgs, RunArgs, port, topology, within};
 
@@ -76,6 +77,9 @@ pub(crate) enum GpuCommand {
     /// Check what this machine has for packets on a GPU, what is missing, and what to do
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(DoctorArgs),
+    /// Check what a device does, step by step: every workload type with every packet verified, faults, figures
+    #[command(after_help = check::EXAMPLES)]
+    Check(CheckArgs),
 }
 
 #[derive(Args, Debug)]

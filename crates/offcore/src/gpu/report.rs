@@ -40,7 +40,7 @@ fn work(pipelines: &[WorkReport], queues: &[QueueReport]) -> String {
             work.steered.to_string(),
         ]
     });
-    let mut text = columns("<pipeline|bursts|with a result|marked|dropped|sent elsewhere", rows);
+    let mut text = columns("<pipeline|bursts|hits|marked|dropped|steered", rows);
     for work in pipelines.iter().filter(|work| work.failed) {
         // Writing to a String cannot fail.
         let _ = writeln!(
@@ -101,10 +101,7 @@ mod tests {
         };
         let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         let text = squeeze(&work(&[work_report(false, 0)], &[]));
-        assert_eq!(
-            text,
-            "pipeline bursts with a result marked dropped sent elsewhere pipeline0 queue 1 5 4 2 3 1"
-        );
+        assert_eq!(text, "pipeline bursts hits marked dropped steered pipeline0 queue 1 5 4 2 3 1");
         let text = work(&[work_report(true, 7)], &[]);
         assert!(text.contains("the CPU has taken over") && text.contains("7 packet buffers"), "{text}");
         let queue = QueueReport {

@@ -41,7 +41,7 @@ While it runs it reads commands, one a line:
   stats             a report now
   clear             count from 0 again
   help, quit
-Commands that end do not end a run, unless nothing is being sent.
+The end of input ends a run only if nothing is being sent.
 
 Sizes are with FCS: 64; 64-1518; 64:7,594:4,1518:1; imix (which is that).
 Packets longer than a packet buffer take several.

@@ -117,7 +117,7 @@ impl Compared {
     pub(super) fn difference(&self) -> Option<String> {
         let Self { port, interface, .. } = self;
         let part = |what: &str, ours: u64, theirs: u64, difference: i64| {
-            (difference != 0).then(|| format!("{what} {ours}, interface {theirs} ({difference:+})"))
+            (difference != 0).then(|| format!("{what} {ours}, {interface} counted {theirs} ({difference:+})"))
         };
         let parts: Vec<_> = [
             part("sent", self.sent, self.interface_sent, self.sent_difference),
@@ -127,7 +127,7 @@ impl Compared {
         .into_iter()
         .flatten()
         .collect();
-        (!parts.is_empty()).then(|| format!("port{port} and {interface} differ: {}", parts.join("; ")))
+        (!parts.is_empty()).then(|| format!("counters differ: port{port} {}", parts.join("; ")))
     }
 }
 
@@ -151,6 +151,6 @@ mod tests {
         assert_eq!(same.difference(), None);
         let other = Compared { interface_received: 9, received_difference: 2, interface_dropped: 3, ..same };
         let text = other.difference().unwrap();
-        assert_eq!(text, "port1 and eth0 differ: received 7, interface 9 (+2); dropped by the kernel 3");
+        assert_eq!(text, "counters differ: port1 received 7, eth0 counted 9 (+2); dropped by the kernel 3");
     }
 }

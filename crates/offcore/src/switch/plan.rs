@@ -149,19 +149,19 @@ pub(crate) fn idle_timeout(ports: &[PortSpec]) -> Duration {
 /// Two ports cannot make the same socket, interface or file.
 pub(crate) fn check_twice(ports: &[PortSpec]) -> Result<(), String> {
     let made = |port: &PortSpec| match port.bare() {
-        PortSpec::Vhost(vhost) if !vhost.client => Some(("listens at", vhost.path.clone())),
-        PortSpec::VirtioUser(virtio) if virtio.server => Some(("listens at", virtio.path.clone())),
-        PortSpec::Tap(tap) => Some(("has interface", PathBuf::from(&tap.name))),
-        PortSpec::AfPacket(spec) => Some(("has interface", PathBuf::from(&spec.name))),
-        PortSpec::AfXdp(spec) => Some(("has interface", PathBuf::from(&spec.name))),
-        PortSpec::Pcap(pcap) => pcap.output.clone().map(|path| ("writes", path)),
+        PortSpec::Vhost(vhost) if !vhost.client => Some(("listen at", vhost.path.clone())),
+        PortSpec::VirtioUser(virtio) if virtio.server => Some(("listen at", virtio.path.clone())),
+        PortSpec::Tap(tap) => Some(("have interface", PathBuf::from(&tap.name))),
+        PortSpec::AfPacket(spec) => Some(("have interface", PathBuf::from(&spec.name))),
+        PortSpec::AfXdp(spec) => Some(("have interface", PathBuf::from(&spec.name))),
+        PortSpec::Pcap(pcap) => pcap.output.clone().map(|path| ("write", path)),
         _ => None,
     };
     for (index, port) in ports.iter().enumerate() {
         let other = ports[..index].iter().find(|other| made(port).is_some() && made(other) == made(port));
         if let (Some(other), Some((does, what))) = (other, made(port)) {
             return Err(format!(
-                "--port {other} and --port {port}: each {does} {}; expected another one for each",
+                "--port {other} and --port {port}: both {does} {}; expected a different one for each",
                 what.display()
             ));
         }
@@ -347,7 +347,7 @@ mod tests {
             ),
             ("--port gen: --mirror 1=pcap:-,m", &["--mirror: port 1", "one port"]),
             ("--port gen: --mirror 0=pcap:-,m --mirror 0=pcap:-,m", &["--mirror 0=", "twice"]),
-            ("--port tap:t --mirror 0=tap:t", &["--port tap:t and", "each has interface t"]),
+            ("--port tap:t --mirror 0=tap:t", &["--port tap:t and", "both have interface t"]),
             (
                 "--port gen: --port gen: --forward l2 --port-topology loop",
                 &["--port-topology", "--forward l2"],
@@ -364,7 +364,7 @@ mod tests {
                 &["--port vhost:/a and", "--port virtio-user:/a"],
             ),
             ("--port tap:t --port tap:t,queues=2", &["--port tap:t and", "--port tap:t,queues=2"]),
-            ("--port pcap:a,o --port pcap:b,o", &["each writes o"]),
+            ("--port pcap:a,o --port pcap:b,o", &["both write o"]),
             ("--port gen: --lcores 1023", &["--lcores", "1023", "choose one of these"]),
         ] {
             let error = switch(flags).unwrap_err();

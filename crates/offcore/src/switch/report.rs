@@ -315,7 +315,7 @@ fn groups(workers: &[WorkerReport]) -> String {
         format!("{group} ({})", stages.map(Stage::name).collect::<Vec<_>>().join("+"))
     };
     let heads = Group::ALL.map(head);
-    let heads = ["<of these, %"].into_iter().chain(heads.iter().map(String::as_str));
+    let heads = ["<busy cycles, %"].into_iter().chain(heads.iter().map(String::as_str));
     shares(heads.collect(), workers, |worker| &worker.groups)
 }
 
@@ -336,7 +336,7 @@ fn core_copies(worker: &WorkerReport) -> String {
     let mut text = format!("  lcore{} made {} copies itself", worker.lcore, worker.core_copies);
     let nothing = if worker.core_copies == 0 { text.clone() } else { String::new() };
     for (count, what) in [
-        (worker.overflow, "of them since channels were full or out of service"),
+        (worker.overflow, "of them because channels were full or out of service"),
         (worker.fallbacks, "more for a channel that failed"),
         (worker.resets, "channel resets"),
         (worker.quarantined, "copies put in quarantine"),
@@ -350,12 +350,13 @@ fn core_copies(worker: &WorkerReport) -> String {
         }
     }
     if worker.sleeps > 0 {
-        let _ = write!(text, "; it slept {:.1} % of the time, in {} sleeps", worker.asleep, worker.sleeps);
+        let _ =
+            write!(text, "; it slept {:.1}\u{a0}% of the time, in {} sleeps", worker.asleep, worker.sleeps);
     }
     if worker.waited > 0 {
         let _ = write!(
             text,
-            "; {} turns waited for others, the longest took {:.0} us",
+            "; {} turns waited for other ports, the longest turn took {:.0} us",
             worker.waited, worker.longest_us
         );
         // Over less the share is that of a few turns.
@@ -363,8 +364,10 @@ fn core_copies(worker: &WorkerReport) -> String {
             worker.turns.iter().filter(|turns| turns.active >= SHORTEST)
         {
             let share = 100.0 * used / active.max(*used);
-            let _ =
-                write!(text, ", port {port} had {share:.0} % of the {active:.1} s in which it had packets");
+            let _ = write!(
+                text,
+                ", port {port} had {share:.0}\u{a0}% of the core while it had packets ({active:.1} s)"
+            );
         }
     }
     if worker.stalls > 0 {
@@ -447,10 +450,10 @@ mod tests {
   lcore0 core:1  lock                    900        896       1          3  54000
   cycles, %    rx  virtqueue  header  copy  submit  poll  publish    tx  application  idle
   lcore0     10.0       10.0    10.0  10.0    10.0  10.0     10.0  10.0         10.0  10.0
-  of these, %  switching (rx+header+tx)  virtqueue (virtqueue+publish)  copy (copy+submit+poll)
-  lcore0                           33.3                           33.3                     33.3
-  lcore0 made 7 copies itself, 5 of them since channels were full or out of service, 2 of the core's
-    copies held by order
+  busy cycles, %  switching (rx+header+tx)  virtqueue (virtqueue+publish)  copy (copy+submit+poll)
+  lcore0                              33.3                           33.3                     33.3
+  lcore0 made 7 copies itself, 5 of them because channels were full or out of service, 2 of the
+    core's copies held by order
   copies of up to  by      because  core: ticks  engine: ticks  by core  by engine  held  changes
   lcore0 2048 B    engine  cheaper          310             41        7        900     2        1
 ";

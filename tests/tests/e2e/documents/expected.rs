@@ -10,6 +10,7 @@ pub(super) const MAY_LACK: &[(&str, &str)] = &[
     ("--peer dpdk-lib is not in this build", "--features dpdk"),
     ("no CUDA driver was found", "GPU"),
     ("keeps a GPU, or a network card", "GPU"),
+    ("did not do what they should", "GPU"),
     ("choose one of these", " lcores"),
     ("has no zero-copy", "zero-copy"),
     ("it does not answer", "reads"),

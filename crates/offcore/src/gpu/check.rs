@@ -1,0 +1,218 @@
+//! `offcore gpu check`: whether a device does what it should, and how fast, step by step.
+//!
+//! Each step is a run of this program with a time limit. What it says is kept in a directory as it comes, so that nothing is lost
+//! on a machine that is at hand for minutes only.
+
+mod judge;
+mod step;
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::Failure;
+use crate::output::write;
+use crate::signals::{is_stopping, stop_on_signals};
+use judge::Verdict;
+use step::{Ended, Started};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  Without a GPU, in a minute:
+    offcore gpu check --device host --quick --out without-gpu
+
+  All of the first GPU, in a quarter of an hour at most, as root:
+    offcore gpu check
+
+The directory of --out has a line for each step in check.json, and for each
+step what it wrote: STEP.out and STEP.log. With a GPU that nobody has tried yet,
+the authors would like to have them.
+
+Exit codes: 0 every step did what it should, 1 one did not, 2 usage.";
+
+/// Time for a step but the figures'.
+const LIMIT: Duration = Duration::from_secs(60);
+
+#[derive(Args, Debug)]
+pub(crate) struct CheckArgs {
+    /// The device: cuda:N, or N; host: threads that stand in for a GPU
+    #[arg(short = 'g', long, value_name = "NAME", default_value = "cuda:0")]
+    pub device: String,
+
+    /// A new directory for what the steps say
+    #[arg(short, long, value_name = "DIR", default_value = "gpu-check")]
+    pub out: PathBuf,
+
+    /// Fewer packets, cells and combinations
+    #[arg(long)]
+    pub quick: bool,
+}
+
+pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
+    // Whoever interrupts a check does not leave its step behind.
+    stop_on_signals().map_err(|error| anyhow!("handling signals: {error}"))?;
+    let out = args.out.display();
+    fs::create_dir(&args.out)
+        .map_err(|error| anyhow!("--out {out}: {error}: expected a directory that is not there yet"))?;
+    let lines = args.out.join("check.json");
+    let lines = File::create_new(&lines).with_context(|| format!("making {}", lines.display()))?;
+    let mut check = Check { args, lines, failed: Vec::new() };
+    check.machine()?;
+    check.workloads()?;
+    check.faults()?;
+    check.figures()?;
+    match check.failed.len() {
+        0 => Ok(()),
+        count => {
+            Err(anyhow!("{count} steps did not do what they should: {}; see {out}", check.failed.join(", "))
+                .into())
+        }
+    }
+}
+
+/// A check under way.
+struct Check<'a> {
+    args: &'a CheckArgs,
+    /// A line of JSON for each step.
+    lines: File,
+    /// Names of the steps that failed.
+    failed: Vec<String>,
+}
+
+impl Check<'_> {
+    /// What there is: the GPU with its driver and link, and the processor's part.
+    fn machine(&mut self) -> anyhow::Result<()> {
+        let needs_gpu = !self.is_host();
+        self.step("doctor", "gpu doctor --all --format json", LIMIT, |ended| {
+            judge::doctor(ended, needs_gpu)
+        })?;
+        self.step("dsa", "dsa doctor --all --format json", LIMIT, |ended| judge::doctor(ended, false))
+    }
+
+    /// Every workload type, memory, split and number of pipelines; and each kind of work.
+    fn workloads(&mut self) -> anyhow::Result<()> {
+        let quick = self.args.quick;
+        let memories: &[_] = if quick { &["host"] } else { &["host", "gpu"] };
+        let patterns = self.args.out.join("patterns.txt");
+        // Those of `gen:` have no such bytes in a row, and some packets have one of each.
+        fs::write(&patterns, "\\x00\\x01\\x02\nevil.example\n").context("writing patterns")?;
+        let matches = format!("match --patterns {}", patterns.display());
+        for workload in ["kernel", "persistent", "graph"] {
+            for memory in memories {
+                for pipelines in [1, 4] {
+                    for split in ["", "--split"].iter().take(if quick { 1 } else { 2 }) {
+                        let name =
+                            format!("{workload}-{memory}-{pipelines}{}", split.trim_start_matches('-'));
+                        self.pass(&name, &format!("-w {workload} -m {memory} -p {pipelines} {split}"))?;
+                    }
+                }
+            }
+            for work in ["crc32c", "checksum", &matches] {
+                let name = work.split(' ').next().unwrap_or_default();
+                self.pass(&format!("{workload}-{name}"), &format!("-w {workload} --work {work}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A step in which every packet has to come back.
+    fn pass(&mut self, name: &str, flags: &str) -> anyhow::Result<()> {
+        let line = self.passing(flags);
+        self.step(name, &line, LIMIT, judge::packets)
+    }
+
+    fn passing(&self, flags: &str) -> String {
+        let packets = if self.args.quick { "20k" } else { "500k" };
+        format!("{} {flags} --port gen:size=1024,count={packets}", self.pipelines("--until-idle"))
+    }
+
+    /// Ends in the middle of work, and two processes at a time.
+    fn faults(&mut self) -> anyhow::Result<()> {
+        let running = format!(
+            "{} -w persistent -p 4 --port gen:size=1024",
+            self.pipelines("--stats-interval 0.2 --duration 120")
+        );
+        for (name, signal) in [("term", Signal::TERM), ("kill", Signal::KILL)] {
+            let ended = self.start(name, &running)?.end_by(signal);
+            self.tell(name, &running, ended, |ended| match signal {
+                Signal::TERM => judge::packets(ended),
+                _ => judge::killed(ended),
+            })?;
+        }
+        self.pass("after-kill", "-w persistent -p 2")?;
+        self.pass("eight-pipelines", "-w persistent -p 8")?;
+        let line = self.passing("-w persistent -p 2");
+        let other = self.start("two-at-once-b", &line)?;
+        self.step("two-at-once-a", &line, LIMIT, judge::packets)?;
+        self.tell("two-at-once-b", &line, other.wait(LIMIT), judge::packets)
+    }
+
+    /// l2fwd-nv's tables, and from which burst on a device does more than a core.
+    fn figures(&mut self) -> anyhow::Result<()> {
+        let device = &self.args.device;
+        let (cells, limit) = match self.args.quick {
+            true => (" --quick --case workload --bursts 64 --pipelines 1", 120),
+            false => ("", 420),
+        };
+        let line = format!("bench gpu --device {device} --format json{cells}");
+        self.step("figures", &line, Duration::from_secs(limit), judge::figures)
+    }
+
+    fn is_host(&self) -> bool {
+        self.args.device == offcore_gpu::host::HOST
+    }
+
+    /// Flags of a run of pipelines. Threads in a GPU's place may not run for a second where others are busy.
+    fn pipelines(&self, more: &str) -> String {
+        format!("gpu --device {} --timeout 10000 --format json {more}", self.args.device)
+    }
+
+    fn start(&self, name: &str, line: &str) -> anyhow::Result<Started> {
+        Started::new(&self.args.out, name, line)
+    }
+
+    /// Runs a step to its end, and judges it.
+    fn step(
+        &mut self,
+        name: &str,
+        line: &str,
+        limit: Duration,
+        judge: impl FnOnce(&Ended) -> Verdict,
+    ) -> anyhow::Result<()> {
+        let ended = self.start(name, line)?.wait(limit);
+        self.tell(name, line, ended, judge)
+    }
+
+    /// Judges how a step has ended, says so, and keeps it.
+    fn tell(
+        &mut self,
+        name: &str,
+        line: &str,
+        ended: Result<Ended, String>,
+        judge: impl FnOnce(&Ended) -> Verdict,
+    ) -> anyhow::Result<()> {
+        if is_stopping() {
+            bail!("interrupted: what has been done is in {}", self.args.out.display());
+        }
+        let seconds = ended.as_ref().map(|ended| ended.took.as_secs_f64()).ok();
+        let verdict = ended.and_then(|ended| judge(&ended));
+        let (word, text) = match &verdict {
+            Ok(text) => ("ok", text),
+            Err(text) => ("FAILED", text),
+        };
+        if verdict.is_err() {
+            self.failed.push(name.to_owned());
+        }
+        let kept = json!({ "step": name, "command": format!("offcore {line}"), "seconds": seconds,
+            "ok": verdict.is_ok(), "result": text });
+        writeln!(self.lines, "{kept}").and_then(|()| self.lines.sync_data()).context("keeping a result")?;
+        write(&format!("{word:<7} {name}: {text}\n"))?;
+        Ok(())
+    }
+}

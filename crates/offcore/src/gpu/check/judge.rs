@@ -1,0 +1,179 @@
+//! Whether a step has done what it should, in words.
+
+use serde_json::Value;
+
+use super::step::{Ended, last_line};
+
+/// In words, what a step has done as it should, or what it has not done.
+pub(super) type Verdict = Result<String, String>;
+
+/// How far a figure may be from the model's before it is said.
+const FAR: f64 = 0.25;
+
+/// A doctor's findings; a problem is a failure where the device is `needed`.
+pub(super) fn doctor(ended: &Ended, needed: bool) -> Verdict {
+    let findings: Vec<Value> = lines(&ended.output).filter(|line| line["verdict"].is_string()).collect();
+    let of = |verdict: &str| findings.iter().filter(|one| one["verdict"] == verdict).collect::<Vec<_>>();
+    let problems: Vec<_> = of("problem").iter().filter_map(|one| one["found"].as_str()).collect();
+    if findings.is_empty() {
+        return Err(format!("{}: {}", ended.status, last_line(&ended.log)));
+    }
+    let text =
+        format!("{} ok, {} warnings, {} problems", of("ok").len(), of("warning").len(), problems.len());
+    let told = if problems.is_empty() { text } else { format!("{text}: {}", problems.join("; ")) };
+    if needed && !problems.is_empty() { Err(told) } else { Ok(told) }
+}
+
+/// Every packet came back as it should, or was counted as dropped.
+pub(super) fn packets(ended: &Ended) -> Verdict {
+    if !ended.status.success() {
+        return Err(format!("{}: {}", ended.status, last_line(&ended.log)));
+    }
+    let Some(report) = lines(&ended.output).filter(|line| line["report"] == "final").last() else {
+        return Err("it has made no last report".into());
+    };
+    let generator = &report["ports"][0]["generator"];
+    let count = |name: &str| generator[name].as_u64().unwrap_or_default();
+    if report["work"].as_array().is_some_and(|all| all.iter().any(|one| one["failed"] == true)) {
+        return Err(format!("the device has failed: {}", last_line(&ended.log)));
+    }
+    let wrong = ["reordered", "duplicates", "corrupt", "foreign"].map(|name| (count(name), name));
+    if let Some((packets, what)) = wrong.into_iter().find(|(packets, _)| *packets > 0) {
+        return Err(format!("{packets} packets are {what}"));
+    }
+    let (sent, received, verified) = (count("sent"), count("received"), count("verified"));
+    let dropped = drops(&report);
+    if received == 0 || verified != received || sent != received + dropped {
+        return Err(format!(
+            "{sent} sent, {received} received, {verified} verified, {dropped} dropped and counted"
+        ));
+    }
+    let seconds = report["seconds"].as_f64().unwrap_or_default();
+    let around = (ended.took.as_secs_f64() - seconds).max(0.0);
+    let ending = ended.ending.map_or(String::new(), |time| format!(", ended in {:.2} s", time.as_secs_f64()));
+    let counted = if dropped > 0 { format!(", {dropped} dropped and counted") } else { String::new() };
+    Ok(format!("{received} packets verified{counted}; start and end {around:.1} s{ending}"))
+}
+
+/// It was killed, and is gone.
+pub(super) fn killed(ended: &Ended) -> Verdict {
+    match ended.ending {
+        Some(time) if !ended.status.success() => Ok(format!("gone in {:.2} s", time.as_secs_f64())),
+        _ => Err(format!("it has ended with {}", ended.status)),
+    }
+}
+
+/// Rows of figures: how fast, and what is far from the model.
+pub(super) fn figures(ended: &Ended) -> Verdict {
+    let rows: Vec<Value> = lines(&ended.output).filter(|line| line["bench"] == "gpu").collect();
+    if !ended.status.success() || rows.is_empty() {
+        return Err(format!("{}, {} rows: {}", ended.status, rows.len(), last_line(&ended.log)));
+    }
+    let best = |burst: u64| {
+        let of = rows
+            .iter()
+            .filter(|row| row["case"] == "workload" && row["mode"] == "offload" && row["burst"] == burst);
+        of.filter_map(|row| Some((row["gbps"].as_f64()?, row["workload"].as_str()?))).fold(
+            None,
+            |best, one| match best {
+                Some((gbps, _)) if gbps >= one.0 => best,
+                _ => Some(one),
+            },
+        )
+    };
+    let mut text = format!("{} rows", rows.len());
+    for burst in [16, 32, 64, 1024] {
+        if let Some((gbps, workload)) = best(burst) {
+            text += &format!("; burst {burst}: at most {gbps:.1} Gbit/s ({workload})");
+        }
+    }
+    // Threads in a GPU's place are no GPU.
+    let far = rows.iter().filter(|row| row["simulated"] != true).filter_map(|row| {
+        let (gbps, model) = (row["gbps"].as_f64()?, row["model_gbps"].as_f64()?);
+        let off = gbps / model - 1.0;
+        let (workload, burst) = (row["workload"].as_str()?, &row["burst"]);
+        (off.abs() > FAR).then(|| format!("{workload} at burst {burst} {:+.0} %", 100.0 * off))
+    });
+    let far: Vec<_> = far.collect();
+    if !far.is_empty() {
+        text += &format!("; far from the model of the published program: {}", far.join(", "));
+    }
+    Ok(text)
+}
+
+fn lines(text: &str) -> impl Iterator<Item = Value> {
+    text.lines().filter_map(|line| serde_json::from_str(line).ok())
+}
+
+/// Packets dropped, by whichever queue.
+fn drops(report: &Value) -> u64 {
+    let queues = report["queues"].as_array().into_iter().flatten();
+    let drops = queues.flat_map(|queue| queue["drops"].as_object().into_iter().flatten());
+    drops.filter_map(|(_, packets)| packets.as_u64()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn ended(code: i32, output: &str) -> Ended {
+        let (took, log) = (Duration::from_secs(3), "a\nlast".into());
+        Ended { status: ExitStatus::from_raw(code << 8), took, ending: None, output: output.into(), log }
+    }
+
+    fn report(generator: &str, drops: &str, failed: bool) -> String {
+        format!(
+            r#"{{"report":"final","seconds":1.0,"work":[{{"failed":{failed}}}],"queues":[{{"drops":{drops}}}],
+            "ports":[{{"generator":{generator}}}]}}"#
+        )
+        .replace('\n', "")
+    }
+
+    #[test]
+    fn packets_are_verified_or_counted() {
+        let good =
+            r#"{"sent":10,"received":9,"verified":9,"reordered":0,"duplicates":0,"corrupt":0,"foreign":0}"#;
+        let text = packets(&ended(0, &report(good, r#"{"full":1}"#, false))).unwrap();
+        assert!(text.contains("9 packets verified, 1 dropped") && text.contains("2.0 s"), "{text}");
+        for (code, output, words) in [
+            (1, report(good, r#"{"full":1}"#, false), "last"),
+            (0, report(good, "{}", false), "10 sent, 9 received"),
+            (0, report(good, r#"{"full":1}"#, true), "device has failed"),
+            (
+                0,
+                report(&good.replace("\"corrupt\":0", "\"corrupt\":2"), "{}", false),
+                "2 packets are corrupt",
+            ),
+            (0, String::new(), "no last report"),
+        ] {
+            let text = packets(&ended(code, &output)).unwrap_err();
+            assert!(text.contains(words), "{text}");
+        }
+    }
+
+    #[test]
+    fn figures_are_compared_with_the_model() {
+        let row = |workload: &str, burst: u32, gbps: f64, model: f64| {
+            format!(
+                r#"{{"bench":"gpu","case":"workload","mode":"offload","workload":"{workload}","burst":{burst},"gbps":{gbps},"model_gbps":{model}}}"#
+            )
+        };
+        let rows = [row("kernel", 16, 50.0, 51.0), row("graph", 16, 60.0, 30.0)].join("\n");
+        let text = figures(&ended(0, &rows)).unwrap();
+        assert!(text.contains("2 rows; burst 16: at most 60.0 Gbit/s (graph)"), "{text}");
+        assert!(text.ends_with("model of the published program: graph at burst 16 +100 %"), "{text}");
+        assert!(figures(&ended(0, "")).is_err() && figures(&ended(1, &rows)).is_err());
+    }
+
+    #[test]
+    fn problems_matter_where_the_device_is_needed() {
+        let found = r#"{"verdict":"problem","found":"no GPU"}"#;
+        assert!(doctor(&ended(1, found), true).unwrap_err().contains("no GPU"));
+        assert!(doctor(&ended(1, found), false).unwrap().contains("1 problems: no GPU"));
+        assert!(doctor(&ended(1, ""), false).unwrap_err().contains("last"));
+    }
+}

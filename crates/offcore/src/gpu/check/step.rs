@@ -1,0 +1,122 @@
+//! A step: a run of this program, with its output in files and a time limit.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::signals::is_stopping;
+
+/// How often a step is looked at.
+const TICK: Duration = Duration::from_millis(10);
+/// How long a run may take until it works, and until it has ended after a signal.
+const BEGINS_WITHIN: Duration = Duration::from_secs(60);
+const ENDS_WITHIN: Duration = Duration::from_secs(20);
+
+/// A step that runs. It is killed when this is dropped.
+pub(super) struct Started {
+    child: Child,
+    since: Instant,
+    output: PathBuf,
+    log: PathBuf,
+}
+
+/// A step that has ended.
+pub(super) struct Ended {
+    pub status: ExitStatus,
+    pub took: Duration,
+    /// How long it took to end after a signal.
+    pub ending: Option<Duration>,
+    pub output: String,
+    pub log: String,
+}
+
+impl Started {
+    /// Starts `offcore LINE`; what it writes goes to files named after the step in `out`.
+    pub(super) fn new(out: &Path, name: &str, line: &str) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("finding this program")?;
+        let path = |kind: &str| out.join(format!("{name}.{kind}"));
+        let (output, log) = (path("out"), path("log"));
+        let file = |path: &Path| File::create_new(path).with_context(|| format!("making {}", path.display()));
+        let mut command = Command::new(program);
+        command.args(line.split_whitespace()).stdin(Stdio::null());
+        command.stdout(file(&output)?).stderr(file(&log)?);
+        let child = command.spawn().with_context(|| format!("starting offcore {line}"))?;
+        Ok(Self { child, since: Instant::now(), output, log })
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// It takes longer than `limit`: it is killed.
+    pub(super) fn wait(mut self, limit: Duration) -> Result<Ended, String> {
+        let status = self.ends_within(limit.saturating_sub(self.since.elapsed()))?;
+        Ok(self.ended(status, None))
+    }
+
+    /// Sends a signal once packets come, and waits for its end.
+    ///
+    /// # Errors
+    /// It does not begin, or does not end.
+    pub(super) fn end_by(mut self, signal: Signal) -> Result<Ended, String> {
+        // A few reports, each of which has packets that came back.
+        while self.written(&self.output).lines().count() < 4 {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(format!("it has ended with {status}: {}", last_line(&self.written(&self.log))));
+            }
+            if is_stopping() {
+                return Err("interrupted".into());
+            }
+            if self.since.elapsed() > BEGINS_WITHIN {
+                return Err(format!("no reports within {} s", BEGINS_WITHIN.as_secs()));
+            }
+            std::thread::sleep(TICK);
+        }
+        let sent = Instant::now();
+        // A child that has not been waited for keeps its number.
+        kill_process(Pid::from_child(&self.child), signal)
+            .map_err(|error| format!("sending {signal:?}: {error}"))?;
+        let status = self.ends_within(ENDS_WITHIN)?;
+        Ok(self.ended(status, Some(sent.elapsed())))
+    }
+
+    fn ends_within(&mut self, limit: Duration) -> Result<ExitStatus, String> {
+        let since = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Ok(status),
+                Ok(None) if since.elapsed() > limit => {
+                    return Err(format!("it has not ended within {} s", limit.as_secs()));
+                }
+                Ok(None) if is_stopping() => return Err("interrupted".into()),
+                Ok(None) => std::thread::sleep(TICK),
+                Err(error) => return Err(format!("waiting for it: {error}")),
+            }
+        }
+    }
+
+    fn ended(&self, status: ExitStatus, ending: Option<Duration>) -> Ended {
+        let (output, log) = (self.written(&self.output), self.written(&self.log));
+        Ended { status, took: self.since.elapsed(), ending, output, log }
+    }
+
+    fn written(&self, path: &Path) -> String {
+        fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // One that has ended is not there any more.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The last line of what a program has said.
+pub(super) fn last_line(text: &str) -> &str {
+    text.lines().next_back().unwrap_or("it says nothing")
+}

@@ -1,0 +1,54 @@
+//! `offcore gpu check`, with threads in a GPU's place.
+
+use std::fs;
+
+use peers::{Need, Offcore, TempDir, exclusive, require};
+use serde_json::Value;
+
+#[test]
+fn every_step_does_what_it_should() {
+    let Some(()) = require(&[Need::HostDevice]) else { return };
+    let _cores = exclusive();
+    let dir = TempDir::new().unwrap();
+    let out = dir.file("out").display().to_string();
+    let run = Offcore::run(&["gpu", "check", "--device", "host", "--quick", "--out", &out]).unwrap();
+    assert!(run.status.success(), "{}{}", run.stdout, run.stderr);
+    let kept = fs::read_to_string(dir.file("out/check.json")).unwrap();
+    let steps: Vec<Value> = kept.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(steps.iter().all(|step| step["ok"] == true), "{kept}");
+    let named = |name: &str| {
+        steps.iter().find(|step| step["step"] == name).unwrap_or_else(|| panic!("{name}: {kept}"))
+    };
+    for name in [
+        "doctor",
+        "kernel-host-4",
+        "persistent-match",
+        "graph-crc32c",
+        "term",
+        "kill",
+        "two-at-once-b",
+        "figures",
+    ] {
+        assert!(named(name)["command"].as_str().unwrap().starts_with("offcore "), "{kept}");
+        assert!(dir.file(&format!("out/{name}.out")).exists(), "{name}");
+    }
+    assert!(named("term")["result"].as_str().unwrap().contains("packets verified"), "{kept}");
+    // What is there stays.
+    let run = Offcore::run(&["gpu", "check", "--device", "host", "--quick", "--out", &out]).unwrap();
+    assert_eq!(run.status.code(), Some(1), "{}", run.stderr);
+    assert!(run.stderr.contains("not there yet"), "{}", run.stderr);
+    assert_eq!(fs::read_to_string(dir.file("out/check.json")).unwrap(), kept);
+}
+
+/// A device that nobody has: each step says so.
+#[test]
+fn steps_that_fail_are_named() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.file("out").display().to_string();
+    let run = Offcore::run(&["gpu", "check", "--device", "cuda:77", "--quick", "--out", &out]).unwrap();
+    assert_eq!(run.status.code(), Some(1), "{}", run.stderr);
+    for step in ["kernel-host-1", "term", "kill", "figures"] {
+        assert!(run.stdout.contains(&format!("FAILED  {step}: ")), "{}", run.stdout);
+        assert!(run.stderr.contains(step), "{}", run.stderr);
+    }
+}
