@@ -345,11 +345,13 @@ mod tests {
         let packed = rows.iter().map(|row| Row { ring: "packed", ..row.clone() });
         let beside = rows.iter().map(|row| Row { background: true, ..row.clone() });
         let both: Vec<_> = rows.iter().cloned().chain(packed).chain(beside).collect();
+        let path = dir.file("packed.svg");
         core_cost(&both, &path).unwrap();
         let svg = std::fs::read_to_string(&path).unwrap();
         assert_eq!(svg.matches("<circle").count(), 19);
         assert!(svg.contains("loop, split, remote: ") && svg.contains("loop, packed, remote: "), "{svg}");
         // What was not measured is not named.
+        let path = dir.file("one.svg");
         core_cost(&rows[..1], &path).unwrap();
         let svg = std::fs::read_to_string(&path).unwrap();
         assert!(!svg.contains("librte_vhost") && !svg.contains("cold"), "{svg}");

@@ -122,7 +122,7 @@ fn notes_name_the_stand_in_and_its_memory() {
         assert!(launcher.end());
         notes.push(device.notes());
     }
-    assert!(notes[0].len() == 1 && notes[0][0].contains("no figure says anything about"), "{notes:?}");
+    assert!(notes[0].len() == 1 && notes[0][0].contains("say nothing about one"), "{notes:?}");
     let len = (pool.chunks() * pool.chunk_size()) >> 20;
     assert_eq!(notes[1][0], notes[0][0]);
     assert!(

@@ -44,9 +44,6 @@ impl DpdkSpec {
     pub(super) fn parse(fields: &[&str]) -> Result<Self, String> {
         let (device, options) =
             first(fields, "the device's name, as in dpdk:0000:43:00.0 or dpdk:net_null0")?;
-        if device.starts_with("net_pcap") {
-            return Err(format!("{device} overwrites files: expected a port pcap:IN,OUT, which does not"));
-        }
         let known = ["queues", "mtu", "rx_desc", "tx_desc", "rss", "promisc", "args"];
         let options = Options::parse(options, &known)?;
         let args = match options.find("args") {

@@ -132,6 +132,11 @@ fn dpdk(
     pool: &'static Pool,
     memory: Option<&DeviceMemory>,
 ) -> Result<Box<dyn Port>, PortError> {
+    if spec.device.starts_with("net_pcap") && spec.args.as_ref().is_some_and(|args| args.contains("tx_pcap"))
+    {
+        let reason = "it overwrites files: expected a port pcap:IN,OUT, which does not".into();
+        return Err(PortError::Other { port: spec.to_string(), reason });
+    }
     match spec.interface() {
         // Its driver attaches an XDP program of its own.
         Some(name) if spec.device.starts_with("net_af_xdp") && !uses(name).is_empty() => {

@@ -31,8 +31,8 @@ fn missing_features_name_the_remedy() {
     for (port, more, parts) in [
         ("af_xdp:p7", &[][..], &["no interface 'p7'", "offcore port list"][..]),
         ("af_xdp:p0,mode=zc", &[], &["has no zero-copy", "mode=copy"]),
-        ("af_xdp:p0,queues=4", &[], &["has 2 queues", "queue 2 is wanted", "ethtool -L p0"]),
-        ("af_xdp:p0,first=2", &[], &["has 2 queues", "queue 2 is wanted"]),
+        ("af_xdp:p0,queues=4", &[], &["has 2 queues", "no queue 2", "ethtool -L p0"]),
+        ("af_xdp:p0,first=2", &[], &["has 2 queues", "no queue 2"]),
         ("af_xdp:p0", &["--mbuf-size", "8192"], &["packet buffers of 8192 bytes", "--mbuf-size 4096"]),
         ("af_xdp:p0,ring_size=16384", &[], &["keep 32768 packet buffers", "--mbufs 65536"]),
     ] {
