@@ -54,8 +54,8 @@ fn name_commit() {
     }
     println!("cargo::rerun-if-changed=..");
     if let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) {
-        let changed =
-            git(&["status", "--porcelain", "--untracked-files=no", ".."]).is_some_and(|all| !all.is_empty());
+        let changed = git(&["--no-optional-locks", "status", "--porcelain", "--untracked-files=no", ".."])
+            .is_some_and(|all| !all.is_empty());
         println!("cargo::rustc-env=OFFCORE_COMMIT={commit}{}", if changed { "+changed" } else { "" });
     }
 }

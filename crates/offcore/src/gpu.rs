@@ -173,8 +173,9 @@ fn working(args: &PipelineArgs, elsewhere: Option<usize>) -> Result<Working, Str
     })
 }
 
-/// Where packets are processed, and by how many blocks. A GPU that reads payloads has them in its memory, which they then reach
-/// once, and takes more than a block or two to keep up with a core. The stand-in's blocks are threads: few are best there.
+/// Where packets are processed, and by how many blocks. A GPU that reads payloads has them in its memory, so that they cross the bus
+/// once, and 32 blocks, with which docs/gpu.md has its figures beside a core; fewer, and host memory, have not been measured beside
+/// that. The stand-in's blocks are threads: few are best there.
 fn for_work(args: &PipelineArgs, default: &Working) -> (Memory, u32) {
     let is_host = |devices: &DeviceList| devices.0.iter().any(|device| device == offcore_gpu::host::HOST);
     let on_gpu = matches!(args.workload, Workload::Device(_)) && !args.devices.as_ref().is_some_and(is_host);

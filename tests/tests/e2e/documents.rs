@@ -104,20 +104,20 @@ fn as_run(line: &str) -> String {
 /// Where the commands of one document run.
 struct Place {
     here: Netns,
-    _there: Netns,
+    there: Netns,
     dir: TempDir,
 }
 
 impl Place {
     fn new() -> Self {
         let place =
-            Self { here: Netns::new().unwrap(), _there: Netns::new().unwrap(), dir: TempDir::new().unwrap() };
+            Self { here: Netns::new().unwrap(), there: Netns::new().unwrap(), dir: TempDir::new().unwrap() };
         for name in ["eth0", "eth1"] {
-            let (here, there) = (place.here.name(), place._there.name());
+            let (here, there) = (place.here.name(), place.there.name());
             let ends = ["type", "veth", "peer", "name", name, "numrxqueues", "4", "numtxqueues", "4"];
             let here = ["link", "add", name, "netns", here, "numrxqueues", "4", "numtxqueues", "4"];
             place.here.ip(&[&here[..], &ends, &["netns", there]].concat()).unwrap();
-            place._there.ip(&["link", "set", name, "up"]).unwrap();
+            place.there.ip(&["link", "set", name, "up"]).unwrap();
             place.here.ip(&["link", "set", name, "up"]).unwrap();
         }
         for dir in ["tmp", "run/bin", "srv/www", "work"] {
@@ -211,9 +211,11 @@ fn stop(command: &str, section: &Section, mut process: Process) -> Option<String
 fn run_section(place: &Place, section: &Section) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut running: Vec<(String, Process)> = Vec::new();
+    // The last one first: what it is connected to is still there.
     let stop_all = |running: &mut Vec<(String, Process)>| {
         running
             .drain(..)
+            .rev()
             .filter_map(|(command, process)| stop(&command, section, process))
             .collect::<Vec<_>>()
     };

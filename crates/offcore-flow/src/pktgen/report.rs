@@ -13,7 +13,7 @@ use super::receiver::Received;
 use super::sender::Sent;
 use super::{Direction, Running};
 
-/// What looks at what has come are apart at most.
+/// The longest time between two looks at what has come.
 const LOOKS: Duration = Duration::from_millis(200);
 /// How long receivers may take to hand over their latencies.
 const TIMEOUT: Duration = Duration::from_millis(200);

@@ -333,8 +333,8 @@ fn shares(
 
 /// What the core copied; rare things are only said when they happened.
 fn core_copies(worker: &WorkerReport) -> String {
-    let mut text = format!("  lcore{} made {} copies itself", worker.lcore, worker.core_copies);
-    let nothing = if worker.core_copies == 0 { text.clone() } else { String::new() };
+    let head = format!("  lcore{} made {} copies itself", worker.lcore, worker.core_copies);
+    let mut text = head.clone();
     for (count, what) in [
         (worker.overflow, "of them because channels were full or out of service"),
         (worker.fallbacks, "more for a channel that failed"),
@@ -373,7 +373,7 @@ fn core_copies(worker: &WorkerReport) -> String {
     if worker.stalls > 0 {
         let _ = write!(text, "; it waited {} times for memory, {:.3} s", worker.stalls, worker.stalled);
     }
-    if text == nothing { String::new() } else { text + "\n" }
+    if worker.core_copies == 0 && text == head { String::new() } else { text + "\n" }
 }
 
 #[cfg(test)]

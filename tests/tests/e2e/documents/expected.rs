@@ -22,7 +22,7 @@ pub(super) const MAY_LACK: &[(&str, &str)] = &[
 pub(super) const NOT_RUN: &[(&str, &str)] = &[
     ("cargo ", "what the tests are built and run with"),
     ("nc ", "it waits for what one types"),
-    ("qemu-system-x86_64 ", "it needs a disk with a system; guest::works has the same flags"),
+    ("qemu-system-x86_64 ", "it needs a disk with a system; the tests of guest boot one of their own"),
     ("cd ", "in a guest"),
     ("scp ", "it needs another machine"),
     ("ethtool ", "it is for a network card"),

@@ -63,9 +63,9 @@ impl Started {
     /// It does not begin, or does not end.
     pub(super) fn end_by(mut self, signal: Signal) -> Result<Ended, String> {
         // A few reports, each of which has packets that came back.
-        while self.written(&self.output).lines().count() < 4 {
+        while written(&self.output).lines().count() < 4 {
             if let Ok(Some(status)) = self.child.try_wait() {
-                return Err(format!("it has ended with {status}: {}", last_line(&self.written(&self.log))));
+                return Err(format!("it has ended with {status}: {}", last_line(&written(&self.log))));
             }
             if is_stopping() {
                 return Err("interrupted".into());
@@ -99,12 +99,8 @@ impl Started {
     }
 
     fn ended(&self, status: ExitStatus, ending: Option<Duration>) -> Ended {
-        let (output, log) = (self.written(&self.output), self.written(&self.log));
+        let (output, log) = (written(&self.output), written(&self.log));
         Ended { status, took: self.since.elapsed(), ending, output, log }
-    }
-
-    fn written(&self, path: &Path) -> String {
-        fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 }
 
@@ -114,6 +110,10 @@ impl Drop for Started {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn written(path: &Path) -> String {
+    fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }
 
 /// The last line of what a program has said.
