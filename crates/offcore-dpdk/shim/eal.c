@@ -98,9 +98,8 @@ int off_eal_init(int argc, char **argv, int said)
 	if (pinned)
 		pthread_setaffinity_np(pthread_self(), sizeof(cpus), &cpus);
 	pthread_sigmask(SIG_SETMASK, &signals, NULL);
-	/* Nothing is kept there without a shared configuration. */
-	if (rc == 0)
-		rmdir(rte_eal_get_runtime_dir());
+	/* Nothing is kept there without a shared configuration, nor by one that did not start. */
+	rmdir(rte_eal_get_runtime_dir());
 	return rc;
 }
 

@@ -90,11 +90,11 @@ pub enum SwitchError {
     Thread { lcore: usize, source: std::io::Error },
 }
 
-/// Refuses lcores that workers cannot run on.
-pub(crate) fn check_lcores(lcores: &[usize]) -> Result<(), SwitchError> {
-    if lcores.is_empty() {
-        return Field::Lcores.refuse("none, expected one at least");
-    }
+/// Refuses lcores that workers cannot run on here.
+///
+/// # Errors
+/// [`SwitchError::Lcore`].
+pub fn check_lcores(lcores: &[usize]) -> Result<(), SwitchError> {
     let available = lcore::available()?;
     match lcores.iter().find(|lcore| !available.contains(lcore)) {
         Some(&found) => Err(LcoreError::Unavailable { found, available }.into()),

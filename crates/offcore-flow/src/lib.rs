@@ -29,6 +29,7 @@ pub mod worker;
 
 pub use engines::dma_map::{self, DmaMap};
 pub use engines::simulator::{self, Simulator};
+pub use error::check_lcores;
 pub use forwarding::forward::{self, Forward, Topology};
 pub use forwarding::guest_pair;
 pub use switch::{Running, SwitchConfig, SwitchError};

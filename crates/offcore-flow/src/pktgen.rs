@@ -119,6 +119,9 @@ impl PktgenConfig {
                 if most > 2 { ", or 4" } else { "" }
             ));
         }
+        if lcores == 0 {
+            return Field::Lcores.refuse("none, expected one at least");
+        }
         check_lcores(&self.lcores)
     }
 

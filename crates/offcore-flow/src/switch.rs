@@ -35,7 +35,7 @@ use bridging::Bridging;
 use mirroring::Target;
 
 pub use crate::error::{Field, SwitchError};
-pub use config::{Copying, EthPeers, HostIface, Hosting, Run, SwitchConfig, Working, Workload};
+pub use config::{Copying, EthPeers, HostIface, Hosting, PortShape, Run, SwitchConfig, Working, Workload};
 pub use working::Devices;
 
 /// Bytes of the statistics page.

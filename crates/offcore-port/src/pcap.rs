@@ -1,7 +1,7 @@
 //! The pcap port: receives the packets of one capture file, writes what is sent to another.
 //!
 //! It reads and writes files in its bursts, which may block the worker: good for tests and for looking at traffic, not
-//! for rates. What is written reaches the file when the port has been idle for a while, and when it is stopped. Until then a
+//! for rates; pipes never do. What is written reaches the file when the port has been idle for a while, and when it is stopped. Until then a
 //! capture is called `OUT.part`.
 //!
 //! The file waits for the other side: a packet that there is no room for is received again.
@@ -9,6 +9,7 @@
 //! Packets may be as long as capture files have them, 256 KiB: those longer than a packet buffer take several. One that
 //! was cut when it was captured is received as far as the file has it.
 
+mod pipe;
 mod rx;
 mod tx;
 

@@ -90,6 +90,31 @@ impl PortSpec {
             other => other,
         }
     }
+
+    /// Queue pairs that it is to have.
+    pub fn queues(&self) -> u16 {
+        self.clone().queues_mut().map_or(1, |queues| *queues)
+    }
+
+    /// The same, to be changed; `None` for a port that always has one.
+    pub fn queues_mut(&mut self) -> Option<&mut u16> {
+        match self {
+            Self::AfPacket(spec) => Some(&mut spec.queues),
+            Self::AfXdp(spec) => Some(&mut spec.queues),
+            Self::Dpdk(spec) => Some(&mut spec.queues),
+            Self::Gen(spec) => Some(&mut spec.queues),
+            Self::Impair(spec) => spec.port.queues_mut(),
+            Self::Pcap(_) => None,
+            Self::Tap(spec) => Some(&mut spec.queues),
+            Self::Vhost(spec) => Some(&mut spec.queues),
+            Self::VirtioUser(spec) => Some(&mut spec.queues),
+        }
+    }
+
+    /// Whether its queues make copies that an engine can take: [`Port::offloads`](crate::Port::offloads).
+    pub fn offloads(&self) -> bool {
+        matches!(self.bare(), Self::Vhost(_))
+    }
 }
 
 impl FromStr for PortSpec {

@@ -5,6 +5,8 @@
 mod common;
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use common::{TempDir, Worker, pool, until};
@@ -12,7 +14,8 @@ use offcore_mem::{Burst, Hugepages, Pool};
 use offcore_port::pcap::{PcapPort, part_of};
 use offcore_port::spec::{PcapSpec, PortSpec};
 use offcore_port::{DropReason, Port, RxQueue};
-use offcore_wire::pcap::{MAX_RECORD_LEN, PcapWriter};
+use offcore_wire::pcap::{MAX_RECORD_LEN, PcapReader, PcapWriter};
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 
 /// Bytes in front of each packet of a capture file.
 const RECORD_HEADER: usize = 16;
@@ -30,6 +33,10 @@ fn open(text: &str) -> PcapPort {
 
 fn error(text: &str) -> String {
     PcapPort::open(&spec(text)).unwrap_err().to_string()
+}
+
+fn make_pipe(path: &Path) {
+    mknodat(CWD, path, FileType::Fifo, Mode::RWXU, 0).unwrap();
 }
 
 /// Packet `n` of every file here.
@@ -119,6 +126,91 @@ fn other_programs_read_what_is_written() {
             assert_eq!(lines, 5, "{run:?}");
         }
     }
+}
+
+#[test]
+fn pipes_are_read_as_far_as_their_writers_have_come() {
+    let dir = TempDir::new();
+    let path = dir.file("pipe");
+    make_pipe(&path);
+    assert!(error(&format!("pcap:{},loop", path.display())).contains("it is a pipe: expected a file"));
+    let mut worker = Worker::new(pool(64));
+    let mut port = open(&format!("pcap:{}", path.display()));
+    let mut rx = worker.rx_queue(&mut port, 0).unwrap();
+    assert!(receive(&mut worker, &mut *rx).is_empty(), "nobody writes it");
+    let frames: Vec<Vec<u8>> = (0..3).map(frame).collect();
+    let bytes = capture(&frames);
+    let mut writer = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    let mut received = Vec::new();
+    // Cut in the file's header, in a record's, in a packet, and behind it.
+    let second = 24 + 2 * RECORD_HEADER + frames[0].len();
+    for cut in [0..10, 10..30, 30..second + 5, second + 5..bytes.len() - 1] {
+        writer.write_all(&bytes[cut]).unwrap();
+        received.extend(receive_all(&mut worker, &mut *rx));
+    }
+    assert_eq!(received, frames[..2]);
+    writer.write_all(&bytes[bytes.len() - 1..]).unwrap();
+    assert_eq!(receive_all(&mut worker, &mut *rx), frames[2..]);
+    assert!(!port.status().contains("read to its end"), "its writer is there: {}", port.status());
+    drop(writer);
+    assert!(receive(&mut worker, &mut *rx).is_empty());
+    assert!(port.status().contains("pipe (read to its end)"), "{}", port.status());
+}
+
+#[test]
+fn what_is_sent_to_a_pipe_waits_for_its_reader() {
+    let dir = TempDir::new();
+    let path = dir.file("pipe");
+    make_pipe(&path);
+    let mut worker = Worker::new(pool(256));
+    let mut port = open(&format!("pcap:-,{}", path.display()));
+    let mut tx = worker.tx_queue(&mut port, 0).unwrap();
+    let frames: Vec<Vec<u8>> = (0..600).map(frame).collect();
+    // Until there is no room: nobody reads.
+    let mut next = 0;
+    let mut burst = Burst::new();
+    while burst.is_empty() {
+        burst = frames[next..next + 32].iter().map(|frame| worker.packet(frame)).collect();
+        next += 32;
+        worker.tx(&mut *tx, &mut burst);
+    }
+    assert!(tx.counters().packets() > 10 && tx.counters().dropped_total() == 0);
+    let reader = std::thread::spawn(move || fs::read(path).unwrap());
+    while !(burst.is_empty() && next == 576) {
+        if burst.is_empty() {
+            burst = frames[next..next + 32].iter().map(|frame| worker.packet(frame)).collect();
+            next += 32;
+        }
+        worker.tx(&mut *tx, &mut burst);
+        tx.poll(&mut worker.ctx());
+    }
+    while !tx.stop(&mut worker.ctx()) {}
+    assert_eq!((tx.counters().packets(), port.failure()), (576, None));
+    drop(tx);
+    let read = reader.join().unwrap();
+    let mut read = PcapReader::new(&read[..]).unwrap();
+    let mut buffer = vec![0; 2048];
+    for frame in &frames[..576] {
+        let record = read.next_record(&mut buffer).unwrap().unwrap();
+        assert_eq!(&buffer[..record.len], frame);
+    }
+    assert_eq!(read.next_record(&mut buffer).unwrap(), None);
+}
+
+#[test]
+fn a_pipe_that_nobody_reads_does_not_hold_up_the_end() {
+    let dir = TempDir::new();
+    let path = dir.file("pipe");
+    make_pipe(&path);
+    let mut worker = Worker::new(pool(64));
+    let mut port = open(&format!("pcap:-,{}", path.display()));
+    let mut tx = worker.tx_queue(&mut port, 0).unwrap();
+    assert!(tx.stop(&mut worker.ctx()), "nothing is lost");
+    let mut burst = Burst::from_iter([worker.packet(&frame(0))]);
+    worker.tx(&mut *tx, &mut burst);
+    while !tx.stop(&mut worker.ctx()) {}
+    let lost = 24 + RECORD_HEADER + frame(0).len();
+    assert!(port.failure().unwrap().contains(&format!("nobody has read its last {lost} bytes")));
 }
 
 #[test]
@@ -384,16 +476,14 @@ fn an_output_that_fails_drops_and_says_so() {
     // A pipe whose reader goes away.
     let dir = TempDir::new();
     let pipe = dir.file("pipe");
-    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-    let reader = std::thread::spawn({
-        let pipe = pipe.clone();
-        move || fs::File::open(pipe).unwrap()
-    });
+    make_pipe(&pipe);
+    let mut options = fs::OpenOptions::new();
+    let reader = options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&pipe).unwrap();
     let mut worker = Worker::new(pool(64));
     let chunks = worker.free_chunks();
     let mut port = open(&format!("pcap:-,{}", pipe.display()));
     let mut tx = worker.tx_queue(&mut port, 0).unwrap();
-    drop(reader.join().unwrap());
+    drop(reader);
     let mut send = |worker: &mut Worker| {
         let mut burst: Burst = (0..60).map(|n| worker.packet(&frame(n))).collect();
         worker.tx(&mut *tx, &mut burst);

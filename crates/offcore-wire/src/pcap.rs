@@ -14,8 +14,10 @@ pub const LINKTYPE_ETHERNET: u32 = 1;
 /// The longest packet that is read whatever a file says of itself, in bytes: libpcap's own limit.
 pub const MAX_RECORD_LEN: u32 = 262_144;
 
-const FILE_HEADER_LEN: usize = 24;
-const RECORD_HEADER_LEN: usize = 16;
+/// Bytes in front of the first record.
+pub const FILE_HEADER_LEN: usize = 24;
+/// Bytes in front of each packet.
+pub const RECORD_HEADER_LEN: usize = 16;
 const VERSION: (u16, u16) = (2, 4);
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
@@ -109,6 +111,11 @@ impl<R: Read> PcapReader<R> {
     /// the file names none.
     pub fn max_record_len(&self) -> u32 {
         self.limit
+    }
+
+    /// What is read from, at the next record, or at its packet once its header is read.
+    pub fn input(&mut self) -> &mut R {
+        &mut self.input
     }
 
     /// Reads the next packet to the start of `buffer`; `None` at the end of the file.
@@ -269,6 +276,11 @@ impl<W: Write> PcapWriter<W> {
     /// [`PcapError::Io`].
     pub fn flush(&mut self) -> Result<(), PcapError> {
         Ok(self.output.flush()?)
+    }
+
+    /// What is written to.
+    pub fn output(&mut self) -> &mut W {
+        &mut self.output
     }
 
     /// The file, for example to close it and see whether that worked.

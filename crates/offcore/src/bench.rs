@@ -22,10 +22,11 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use clap::{Subcommand, ValueEnum};
 use offcore_bench::peer::leftovers;
 use offcore_bench::row::{Row, SCHEMA};
+use offcore_flow::check_lcores;
 use offcore_stats::lcore;
 use rustix::fs::Access;
 use serde_json::Value;
@@ -72,6 +73,14 @@ pub(crate) enum Format {
 
 pub(crate) fn run(command: &BenchCommand, names: &[String]) -> Result<(), Failure> {
     tidy_on_signals().map_err(|error| anyhow::anyhow!("handling signals: {error}"))?;
+    let plot = match command {
+        BenchCommand::Vhost(args) => &args.cells.plot,
+        BenchCommand::Copy(args) => &args.cells.plot,
+        BenchCommand::Gpu(args) => &args.plot,
+        BenchCommand::Model(args) => &args.plot,
+        BenchCommand::Dma(_) | BenchCommand::Tcp(_) => &None,
+    };
+    check_plot(plot.as_deref())?;
     let result = match command {
         BenchCommand::Vhost(args) => vhost::run(args),
         BenchCommand::Copy(args) => copy::run(args),
@@ -190,30 +199,36 @@ fn cpu_model() -> Option<&'static str> {
     MODEL.as_deref()
 }
 
-/// A new file for a plot, in a directory that is there.
+/// A file for a plot.
 pub(crate) fn plot_file(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if path.extension().is_none_or(|extension| extension != "svg") {
         return Err("expected a name that ends in .svg, which is what is drawn".into());
     }
+    Ok(path)
+}
+
+/// Refuses a plot that cannot be written, before minutes are spent on it.
+pub(crate) fn check_plot(path: Option<&Path>) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let plot = path.display();
     if path.symlink_metadata().is_ok() {
-        return Err("it exists: expected a name that is not taken".into());
+        bail!("--plot {plot}: it exists: expected a name that is not taken");
     }
     if !folder.is_dir() {
-        return Err(format!("there is no directory {}", folder.display()));
+        bail!("--plot {plot}: there is no directory {}", folder.display());
     }
     rustix::fs::access(folder, Access::WRITE_OK)
-        .map_err(|error| format!("{} cannot be written: {error}", folder.display()))?;
-    Ok(path)
+        .with_context(|| format!("--plot {plot}: {} cannot be written", folder.display()))
 }
 
 /// The frame lengths that are measured, FCS included.
 pub(crate) const FRAME: RangeInclusive<usize> = 64..=1518;
 
 /// The measured lcore and the other one: those given, or the first two.
-pub(crate) fn two_lcores(given: Option<&Lcores>) -> Result<(usize, Option<usize>), String> {
-    let available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
+pub(crate) fn two_lcores(given: Option<&Lcores>) -> Result<(usize, Option<usize>), Failure> {
+    let available = lcore::available().map_err(|error| anyhow!("--lcores: {error}"))?;
     let [lcore, other] = match given {
         None => [available.first().copied(), available.get(1).copied()],
         Some(Lcores(given)) => match given[..] {
@@ -222,19 +237,16 @@ pub(crate) fn two_lcores(given: Option<&Lcores>) -> Result<(usize, Option<usize>
                 return Err(format!(
                     "--lcores: found {} of them, expected the measured one and the other one",
                     given.len()
-                ));
+                )
+                .into());
             }
         },
     };
-    for found in [lcore, other].into_iter().flatten() {
-        if !available.contains(&found) {
-            return Err(format!("--lcores: {}", lcore::LcoreError::Unavailable { found, available }));
-        }
-    }
+    check_lcores(&[lcore, other].into_iter().flatten().collect::<Vec<_>>())?;
     if other.is_none() {
         say("warning: one lcore plays everybody: the data stays in its cache, also what is called remote");
     }
-    Ok((lcore.ok_or("--lcores: this process may run on no lcore")?, other))
+    Ok((lcore.ok_or_else(|| anyhow!("--lcores: this process may run on no lcore"))?, other))
 }
 
 /// Columns are in the order of their names.

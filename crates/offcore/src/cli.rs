@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::sync::LazyLock;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::args::{DemoArgs, SwitchArgs};
@@ -124,7 +125,8 @@ impl Cli {
         {
             *word = if word == "switch" { SWITCH_DEMO } else { TCP_DEMO }.into();
         }
-        let mut matches = Self::command().try_get_matches_from(&words)?;
+        let parsed = Self::command().try_get_matches_from(&words);
+        let mut matches = parsed.map_err(|error| if demo { alone(error) } else { error })?;
         let mut cli = Self::from_arg_matches(&matches)?;
         if let Command::Epping(args) = &cli.command
             && let Some(flags) = args.file_flags()?
@@ -141,6 +143,18 @@ impl Cli {
             next = matches.subcommand();
         }
         Ok(cli)
+    }
+}
+
+/// `--demo` takes its ports and lcores itself.
+fn alone(error: clap::Error) -> clap::Error {
+    match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(flag)) if error.kind() == ErrorKind::UnknownArgument => {
+            let text =
+                format!("{flag} does not go with --demo: expected --quick, --format or nothing beside it");
+            Cli::command().error(ErrorKind::ArgumentConflict, text)
+        }
+        _ => error,
     }
 }
 

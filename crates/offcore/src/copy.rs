@@ -120,7 +120,7 @@ pub(crate) struct CopyArgs {
 
 /// Copies packets until something stops it.
 pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
-    let (config, ports) = plan(args).map_err(Failure::Usage)?;
+    let (config, ports) = plan(args)?;
     run_switch(&config, Watching::new(&ports, &args.run, args.until_idle, report::tables))
 }
 
@@ -158,7 +158,7 @@ fn plan(args: &CopyArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
         burst: BURST.max(args.dma_batch),
         ..SwitchConfig::default()
     };
-    config.check(ports.len()).map_err(by_flag)?;
+    config.check(&ports).map_err(by_flag)?;
     Ok((config, ports))
 }
 
@@ -167,7 +167,7 @@ fn channels(args: &CopyArgs, ports: &[PortSpec]) -> Result<DmaMap, String> {
     let mut dma = plan::dma_map(args.engines.dma.clone(), ports)?;
     let asked = matches!(args.mode, Some(Mode::Offload | Mode::Auto));
     if asked && !dma.entries.iter().any(|entry| entry.half == Half::Rx) {
-        let queues = ports.iter().cloned().filter_map(|mut port| plan::queues_of(&mut port).copied()).max();
+        let queues = ports.iter().map(PortSpec::queues).max();
         dma.entries.extend((0..queues.unwrap_or(1)).map(|queue| Entry {
             port: None,
             half: Half::Rx,

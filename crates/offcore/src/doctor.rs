@@ -1,14 +1,20 @@
 //! What the doctors of `offcore dsa` and `offcore gpu` find, written for people or as JSON.
 
 use std::fmt::Write;
+use std::path::Path;
 
-use anyhow::anyhow;
+use anyhow::{anyhow, bail};
 use offcore_stats::finding::{Finding, Report, Verdict};
 use serde_json::json;
 
 use crate::Failure;
 use crate::args::Format;
 use crate::output::write;
+
+/// Refuses the copy of a machine's tree that is not there, which would look like a machine without devices.
+pub(crate) fn check_root(flag: &str, root: &Path) -> anyhow::Result<()> {
+    if root.is_dir() { Ok(()) } else { bail!("{flag} {}: there is no such directory", root.display()) }
+}
 
 /// Writes the findings about `what`.
 pub(crate) fn tell(report: &Report, format: Format, all: bool, what: &str) -> Result<(), Failure> {

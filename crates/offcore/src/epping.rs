@@ -57,6 +57,8 @@ const HEADERS: usize = 52;
 const KEYS: [&str; 5] = ["port", "connect", "lcores", "dma", "dsa-sim"];
 
 /// What `offcore epping` understands.
+const ADDRESS: &str = "expected ADDRESS:PORT, such as 10.0.0.1:9";
+
 #[derive(Args, Debug)]
 pub(crate) struct EppingArgs {
     /// A port with its addresses, as KIND:ARGS,addr=10.0.0.2/24[,gw=10.0.0.1]
@@ -64,7 +66,7 @@ pub(crate) struct EppingArgs {
     pub ports: Vec<HostPortArg>,
 
     /// Who receives: any TCP server that reads
-    #[arg(short = 'c', long = "connect", value_name = "ADDRESS:PORT", required_unless_present = "file")]
+    #[arg(short = 'c', long = "connect", value_name = "ADDRESS:PORT", required_unless_present = "file", value_parser = address)]
     pub to: Option<SocketAddr>,
 
     /// Bytes of a chunk, as 256K
@@ -143,8 +145,8 @@ fn flags(path: &Path, text: &str) -> Result<Vec<String>, String> {
 /// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest: nobody took the connection,
 /// or bytes came back wrong or not at all.
 pub(crate) fn run(args: &EppingArgs) -> Result<(), Failure> {
-    let to = receiver(args).map_err(Failure::Usage)?;
-    let (config, ports, tally) = plan(args).map_err(Failure::Usage)?;
+    let to = receiver(args)?;
+    let (config, ports, tally) = plan(args)?;
     run_switch(&config, Watching::new(&ports, &args.run, false, report::tables))?;
     let tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
     if tally.connections == 0 {
@@ -179,12 +181,12 @@ pub(crate) fn run(args: &EppingArgs) -> Result<(), Failure> {
 
 /// Who receives.
 fn receiver(args: &EppingArgs) -> Result<SocketAddr, String> {
-    let expected = "expected ADDRESS:PORT, such as 10.0.0.1:9";
-    match args.to {
-        None => Err(format!("-c, or connect in the file of -f: {expected}")),
-        Some(to) if to.port() == 0 => Err(format!("-c {to}: {expected}")),
-        Some(to) => Ok(to),
-    }
+    args.to.ok_or_else(|| format!("-c, or connect in the file of -f: {ADDRESS}"))
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let to = text.parse().ok().filter(|to: &SocketAddr| to.port() > 0);
+    to.ok_or_else(|| ADDRESS.into())
 }
 
 type Planned = (SwitchConfig, Vec<PortSpec>, Arc<Mutex<Tally>>);

@@ -120,7 +120,7 @@ pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
 /// Starts a stack and the program, and ends as the program ends, when nothing that it has started is left.
 fn run_both(args: &ExecArgs) -> Result<(), Failure> {
     let ports = args.ports.iter().filter_map(|port| Some(port.parse::<HostPortArg>().ok()?.spec));
-    plan::check_twice(&ports.collect::<Vec<_>>()).map_err(Failure::Usage)?;
+    plan::check_twice(&ports.collect::<Vec<_>>())?;
     // What cannot run is refused before anything starts.
     command(args, Path::new(""))?;
     let mut signals = Signals::new().context("handling signals").map_err(whole)?;

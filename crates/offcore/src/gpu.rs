@@ -45,7 +45,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
 
 fn run_pipelines(args: &PipelineArgs) -> Result<(), Failure> {
     offcore_gpu::cuda::use_all_queues();
-    let (mut config, ports) = plan(args).map_err(Failure::Usage)?;
+    let (mut config, ports) = plan(args)?;
     if let Run::Pipelines(working) = &mut config.run {
         if matches!(working.workload, Workload::Device(_)) && working.devices.is_empty() {
             working.devices = vec![offcore_gpu::devices::default().map_err(anyhow::Error::new)?];
@@ -64,7 +64,7 @@ fn run_pipelines(args: &PipelineArgs) -> Result<(), Failure> {
 /// The configuration, before devices and files are opened, and the ports with their number of queues.
 fn plan(args: &PipelineArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     let mut ports = plan::with_queues(&args.at.ports, args.pipelines, "--pipelines")?;
-    let pipelines: usize = ports.iter().cloned().map(|mut port| plan::queue_count(&mut port)).sum();
+    let pipelines: usize = ports.iter().map(|port| usize::from(port.queues())).sum();
     let elsewhere = args.steer.as_ref().map(|_| ports.len());
     ports.extend(args.steer.clone());
     plan::check_twice(&ports)?;
@@ -77,7 +77,7 @@ fn plan(args: &PipelineArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     let run = Run::Pipelines(working);
     let config =
         SwitchConfig { run, lcores: lcores(args, pipelines)?, burst: BURST, ..SwitchConfig::default() };
-    config.check(ports.len()).map_err(by_flag)?;
+    config.check(&ports).map_err(by_flag)?;
     check_ports(memory, &ports)?;
     Ok((config, ports))
 }

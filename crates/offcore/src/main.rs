@@ -33,7 +33,8 @@ mod signals;
 mod switch;
 mod tcp;
 
-use std::io::IsTerminal;
+use std::fmt;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::CommandFactory;
@@ -56,6 +57,23 @@ pub(crate) enum Failure {
     Program(u8, anyhow::Error),
 }
 
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(text) => f.write_str(text),
+            // Our errors name their causes themselves.
+            Self::Failed(error) | Self::Program(_, error) => error.fmt(f),
+        }
+    }
+}
+
+/// What is wrong with the flags, in words.
+impl From<String> for Failure {
+    fn from(text: String) -> Self {
+        Self::Usage(text)
+    }
+}
+
 impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
         Self::Failed(error)
@@ -63,7 +81,10 @@ impl From<anyhow::Error> for Failure {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::of(std::env::args_os()).unwrap_or_else(|error| error.exit());
+    let cli = match Cli::of(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(error) => return told(&error),
+    };
     if let Err(text) = start_logging(cli.verbose.max(cli.command.verbose())) {
         say(&format!("error: {text}"));
         return ExitCode::from(2);
@@ -86,14 +107,23 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Usage(text)) => usage(&cli.names, &text),
-        // Our errors name their causes themselves.
-        Err(Failure::Failed(error)) => {
-            say(&format!("error: {error}"));
-            ExitCode::FAILURE
+        Err(failure) => {
+            say(&format!("error: {failure}"));
+            match failure {
+                Failure::Program(code, _) => ExitCode::from(code),
+                _ => ExitCode::FAILURE,
+            }
         }
-        Err(Failure::Program(code, error)) => {
-            say(&format!("error: {error}"));
-            ExitCode::from(code)
+    }
+}
+
+/// Says what the parser says: help, or what is wrong with the flags.
+fn told(error: &clap::Error) -> ExitCode {
+    match error.print().and_then(|()| std::io::stdout().flush()) {
+        Ok(()) => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
+        Err(unwritten) => {
+            say(&format!("error: it cannot be written: {unwritten}"));
+            ExitCode::FAILURE
         }
     }
 }
@@ -111,8 +141,10 @@ fn usage(names: &[String], text: &str) -> ExitCode {
 }
 
 fn start_logging(verbose: u8) -> Result<(), String> {
-    let filter = match (verbose, std::env::var("OFFCORE_LOG")) {
-        (0, Ok(text)) if !text.is_empty() => log_filter(&text).map_err(|error| {
+    // What is no UTF-8 is no level either.
+    let asked = std::env::var_os("OFFCORE_LOG").unwrap_or_default().to_string_lossy().into_owned();
+    let filter = match (verbose, asked) {
+        (0, text) if !text.is_empty() => log_filter(&text).map_err(|error| {
             format!("OFFCORE_LOG='{text}': {error}; expected a level, or levels by crate such as offcore_vhost=debug")
         })?,
         (0, _) => Targets::new().with_default(LevelFilter::WARN),

@@ -14,10 +14,11 @@ mod run;
 mod tables;
 mod throughput;
 
-use offcore_flow::SwitchError;
-use offcore_flow::pktgen;
+use offcore_flow::{DmaMap, SwitchError, check_lcores, pktgen};
 
 use crate::Failure;
+use crate::args::Lcores;
+use crate::bench::check_plot;
 use crate::output::say;
 use crate::signals::stop_on_signals;
 use crate::switch::{claims, ports};
@@ -27,10 +28,14 @@ use interfaces::Interfaces;
 
 /// Opens what the flags say and runs it to its end.
 pub(crate) fn run(args: &PktgenArgs) -> Result<(), Failure> {
-    plan::check(args).map_err(Failure::Usage)?;
+    plan::check(args)?;
+    if let Some(Lcores(lcores)) = &args.run.lcores {
+        check_lcores(lcores)?;
+    }
+    check_plot(args.plot.as_deref())?;
     let payload = plan::capture(args)?;
     let interrupted = stop_on_signals().map_err(|error| anyhow::anyhow!("handling signals: {error}"))?;
-    args.run.eal.configure().map_err(Failure::Usage)?;
+    args.run.eal.configure(&args.at.ports, &DmaMap::default())?;
     let (pool, line) = args.run.pool.open().map_err(anyhow::Error::new)?;
     say(&line);
     if let Some(path) = &args.pcap {
@@ -38,7 +43,7 @@ pub(crate) fn run(args: &PktgenArgs) -> Result<(), Failure> {
     }
     let (ports, _) = ports::open(&args.at.ports, pool, None).map_err(SwitchError::from)?;
     let interfaces = Interfaces::open(&args.at.ports, &ports);
-    let config = plan::config(args, payload, &ports, interfaces.speed()).map_err(Failure::Usage)?;
+    let config = plan::config(args, payload, &ports, interfaces.speed())?;
     let running = pktgen::start(config, ports, pool)?;
     if args.rfc2544 {
         throughput::run(args, running, interfaces, &interrupted)

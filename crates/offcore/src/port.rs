@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::Failure;
 use crate::args::Format;
+use crate::doctor::check_root;
 use crate::output::table::{columns, or_dash};
 use crate::output::write;
 
@@ -42,6 +43,7 @@ pub(crate) struct ListArgs {
 
 pub(crate) fn run(command: &PortCommand) -> Result<(), Failure> {
     let PortCommand::List(args) = command;
+    check_root("--sysfs", &args.sysfs)?;
     let interfaces =
         inventory::interfaces(&args.sysfs).map_err(|e| anyhow!("asking for the network interfaces: {e}"))?;
     let devices = inventory::devices(&args.sysfs, &interfaces)

@@ -94,14 +94,14 @@ pub(crate) fn run(args: &PredictArgs) -> Result<(), Failure> {
     let format = args.bench.format;
     match args.machine {
         Whose::Here => {
-            let options = options(args).map_err(Failure::Usage)?;
+            let options = options(args)?;
             let described = options.clone();
             let mut rows = Rows::new(format, move |rows| here(rows, &described));
             predict::run(&options, &Progress::visible(), &mut |row| rows.push(row)).map_err(failed)?;
             Ok(rows.finish(None, |_, _| Ok(()))?)
         }
         Whose::Guide => {
-            of_this_machine(args).map_err(Failure::Usage)?;
+            of_this_machine(args)?;
             let mut rows = Rows::new(format, |rows| GUIDES.iter().map(|g| guide(g, rows)).collect());
             for guide in GUIDES {
                 guide.rows().map_err(failed)?.into_iter().for_each(|row| rows.push(row));
@@ -133,7 +133,7 @@ fn of_this_machine(args: &PredictArgs) -> Result<(), String> {
     }
 }
 
-fn options(args: &PredictArgs) -> Result<Options, String> {
+fn options(args: &PredictArgs) -> Result<Options, Failure> {
     let (lcore, other_lcore) = two_lcores(args.bench.lcores.as_ref())?;
     Ok(Options {
         machine: Machine {
@@ -159,6 +159,8 @@ fn here(rows: &[Row], options: &Options) -> String {
          DSA devices: {devices}, with {engines} DSA engines each\n",
         options.temperature
     );
+    // Of several cores one is measured.
+    let measured = if cores > 1 { "measured, scaled" } else { "measured" };
     let cells = rows.iter().map(|row| {
         [
             row.frame.to_string(),
@@ -169,13 +171,14 @@ fn here(rows: &[Row], options: &Options) -> String {
             or_dash(row.bound),
             if row.ns_per_packet > 0.0 { format!("{:.1}", row.ns_per_packet) } else { "-".into() },
             digits(row.engine_ns_per_copy, 1),
-            if row.simulated { "model" } else { "measured core" }.into(),
+            if row.simulated { "model" } else { measured }.into(),
         ]
     });
-    text += &columns("frame|<mode|Mpps|from-to|Gbit/s|<bound by|core ns|device ns|<", cells);
-    text += "core ns: what a packet costs a core, measured here with a burst of 32 (portal stores are the simulator's);\n\
-             device ns: what a copy takes of a busy device, by the model; from-to: four fifths of what was measured,\n\
-             and 15 % either way for the device; auto: 95 % of the better of the two, 89 % at least.\n";
+    text += &columns("frame|<mode|Mpps|from-to|Gbit/s|<bottleneck|core ns|device ns|<source", cells);
+    text += "Gbit/s: of frames, FCS included; core ns: what a packet costs a core, measured here with a burst of\n\
+             32 (portal stores are the simulator's); device ns: what a copy takes of a busy device, by the model;\n\
+             from-to: four fifths of what was measured, and 15 % either way for the device; auto: 95 % of the\n\
+             better of the two, 89 % at least.\n";
     text
 }
 
@@ -196,7 +199,7 @@ fn guide(guide: &Guide, rows: &[Row]) -> String {
         ]
     });
     let mut text = format!("{}: {}\n", guide.name, guide.machine);
-    text += &columns("frame|<mode|guide|predicted|error|<bound by|<", cells);
+    text += &columns("frame|<mode|guide|predicted|error|<bottleneck|<source", cells);
     let [a, b] = guide.fitted_cpu;
     let _ = write!(
         text,
@@ -218,7 +221,7 @@ mod tests {
 
     fn parse(line: &str) -> Result<Options, String> {
         let Command::Predict(args) = command(line)? else { panic!("{line}") };
-        options(&args)
+        options(&args).map_err(|failure| failure.to_string())
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use offcore_flow::report::{QueueReport, Report, Reporter};
 use offcore_flow::switch::{Devices, start_with};
-use offcore_flow::{Running, SwitchConfig, SwitchError};
+use offcore_flow::{Running, SwitchConfig, SwitchError, check_lcores};
 use offcore_port::Port;
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
@@ -35,7 +35,7 @@ const MEASURING_TICK: Duration = Duration::from_millis(1);
 
 /// Runs the switch until something stops it.
 pub(crate) fn run(args: &SwitchArgs) -> Result<(), Failure> {
-    let config = plan::config(args).map_err(Failure::Usage)?;
+    let config = plan::config(args)?;
     let ports = plan::ports(args);
     run_switch(&config, Watching::new(&ports, &args.run, args.until_idle, report::tables))
 }
@@ -80,7 +80,8 @@ pub(crate) struct Measured {
 /// Opens the ports, and runs a switch until something stops it.
 pub(crate) fn run_switch(config: &SwitchConfig, watching: Watching<'_>) -> Result<(), Failure> {
     let interrupted = stop_on_signals().map_err(|error| anyhow::anyhow!("handling signals: {error}"))?;
-    watching.run.eal.configure().map_err(Failure::Usage)?;
+    check_lcores(&config.lcores)?;
+    watching.run.eal.configure(watching.ports, &config.dma)?;
     let (pool, line) = watching.run.pool.open().map_err(anyhow::Error::new)?;
     say(&line);
     // Before the ports: their packets may be in the memory of one.

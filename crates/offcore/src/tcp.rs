@@ -294,7 +294,7 @@ impl fmt::Display for AppArg {
 /// # Errors
 /// [`Failure::Usage`] for flags that contradict each other, [`Failure::Failed`] for the rest.
 pub(crate) fn run(args: &TcpArgs) -> Result<(), Failure> {
-    let (config, ports) = plan(args).map_err(Failure::Usage)?;
+    let (config, ports) = plan(args)?;
     if let Some(path) = &args.serve {
         home::make_way(path)?;
     }
@@ -353,7 +353,7 @@ pub(crate) fn host(
         burst: BURST,
         ..SwitchConfig::default()
     };
-    config.check(ports.len()).map_err(by_flag)?;
+    config.check(&ports).map_err(by_flag)?;
     Ok((config, ports))
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use peers::offcore::binary;
 use peers::{Need, Netns, Offcore, TempDir, require};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::switch::{Report, wait_for_report, wait_for_status, wait_until};
@@ -162,7 +163,7 @@ fn overwriting_replaces_one_name_only() {
     fs::write(file("p.svg"), "old").unwrap();
     let output = run(&["bench", "model", "--plot", &file("p.svg")]);
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(2) && said.contains("it exists"), "{said}");
+    assert!(output.status.code() == Some(1) && said.contains("it exists"), "{said}");
 }
 
 #[test]
@@ -181,6 +182,26 @@ fn a_stopped_reader_does_not_keep_a_switch() {
     kill_process(Pid::from_child(&offcore), Signal::TERM).unwrap();
     wait_until("it has ended", || offcore.try_wait().unwrap().is_some());
     assert!(!socket.exists());
+}
+
+#[test]
+fn a_pipe_without_another_end_does_not_keep_a_switch() {
+    let Some(()) = require(&[]) else { return };
+    let dir = TempDir::new().unwrap();
+    let pipe = dir.file("pipe");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    for (ends, code) in [("", 0), ("-,", 1)] {
+        let port = format!("pcap:{ends}{}", pipe.display());
+        let args = ["switch", "--mbufs", "4096", "--hugepages", "none", "--port", &port, "--port", "gen:"];
+        let mut offcore =
+            Offcore::start(&[&args[..], &["--stats-interval", "0.1", "--format", "json"]].concat()).unwrap();
+        wait_for_report(&mut offcore);
+        offcore.signal(Signal::TERM).unwrap();
+        let finished = offcore.wait().unwrap();
+        assert_eq!(finished.status.code(), Some(code), "{port}");
+        // What was sent and has had no reader is said.
+        assert_eq!(finished.stderr.contains("nobody has read"), code == 1);
+    }
 }
 
 #[test]

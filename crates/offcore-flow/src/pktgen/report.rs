@@ -60,6 +60,11 @@ impl Counts {
         self.lost == 0 && self.reordered == 0 && self.duplicates == 0 && self.corrupt == 0
     }
 
+    /// What has not come is lost.
+    fn give_up(&mut self) {
+        self.lost = self.sent.saturating_sub(self.unique());
+    }
+
     /// Different packets that came.
     pub fn unique(&self) -> u64 {
         self.received.saturating_sub(self.duplicates)
@@ -224,10 +229,8 @@ impl Reporter {
     pub fn last(&mut self, running: &Running, active: Duration) -> PktgenReport {
         self.collect(running);
         let mut counted: Vec<_> = running.directions.iter().map(counts).collect();
-        for (counts, cleared) in counted.iter_mut().zip(&self.cleared) {
-            let since = *counts - *cleared;
-            counts.lost = cleared.lost.wrapping_add(since.sent.saturating_sub(since.unique()));
-        }
+        // Of everything that was ever sent: what was under way at a clear comes afterwards, and hides no loss.
+        counted.iter_mut().for_each(Counts::give_up);
         let (cleared, latencies) = (self.cleared.clone(), std::mem::take(&mut self.latencies));
         self.look(running);
         // Looks are some time apart.
@@ -244,6 +247,10 @@ impl Reporter {
         self.collect(running);
         self.latencies.iter_mut().for_each(Histogram::clear);
         self.cleared = running.directions.iter().map(counts).collect();
+        // While packets are sent, some are under way.
+        if !running.settings().running {
+            self.cleared.iter_mut().for_each(Counts::give_up);
+        }
         self.last = (Instant::now(), self.cleared.clone());
         (self.quiet, self.came) = (self.last.0, (0, self.last.0));
     }

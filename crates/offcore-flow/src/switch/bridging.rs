@@ -8,6 +8,7 @@ use offcore_port::Port;
 use offcore_stats::page::{Block, PageError, StatsPage};
 use offcore_stats::tsc;
 
+use super::config::PortShape;
 use super::{Assembly, Field, Route, SwitchError};
 use crate::bridge::fdb::{Clock, MAX_PORTS};
 use crate::bridge::{Bridge, BridgeConfig, Count, Input, Shared};
@@ -48,14 +49,13 @@ pub(super) fn check(config: &BridgeConfig, ports: usize) -> Result<(), SwitchErr
 }
 
 /// Each worker needs a queue of every port.
-pub(super) fn check_queues(ports: &[Box<dyn Port>], workers: usize) -> Result<(), SwitchError> {
-    let small = ports.iter().enumerate().find(|(_, port)| usize::from(port.queues()) < workers);
+pub(super) fn check_queues(ports: &[PortShape], workers: usize) -> Result<(), SwitchError> {
+    let small = ports.iter().enumerate().find(|(_, port)| usize::from(port.queues) < workers);
     let Some((index, port)) = small else { return Ok(()) };
     Field::Lcores.refuse(format!(
         "{workers} lcores: each takes a queue of every port, and port{index} ({}) has {}; give it queues={workers} or \
          more, or use fewer lcores",
-        port.name(),
-        port.queues(),
+        port.name, port.queues,
     ))
 }
 

@@ -6,7 +6,7 @@ use offcore_mem::{BURST, Pool};
 use offcore_port::Port;
 use offcore_wire::ethernet;
 
-use super::config::{Run, SwitchConfig};
+use super::config::{PortShape, Run, SwitchConfig};
 use super::{Devices, bridging, copying, mirroring};
 use crate::engines::Engines;
 use crate::engines::dma_map::Half;
@@ -14,18 +14,25 @@ use crate::error::{Field, SwitchError, check_lcores, too_long};
 use crate::forwarding::forward::Forward;
 
 impl SwitchConfig {
-    /// Refuses what cannot be with so many ports, whatever they are.
+    /// Refuses what cannot be with these ports, which need not be open: [`PortSpec`](offcore_port::spec::PortSpec)s, or ports.
     ///
     /// # Errors
     /// [`SwitchError::Config`] for a field, [`SwitchError::Lcore`] for an lcore that is not to be had.
-    pub fn check(&self, ports: usize) -> Result<(), SwitchError> {
+    pub fn check<'a, T>(&self, ports: &'a [T]) -> Result<(), SwitchError>
+    where
+        PortShape: From<&'a T>,
+    {
+        let shapes: Vec<_> = ports.iter().map(PortShape::from).collect();
+        let ports = shapes.len();
         if ports == 0 {
             return Field::Ports.refuse("none, expected one at least");
         }
         if !(1..=BURST).contains(&self.burst) {
             return Field::Burst.refuse(format!("{}, expected 1 to {BURST}", self.burst));
         }
-        check_lcores(&self.lcores)?;
+        if self.lcores.is_empty() {
+            return Field::Lcores.refuse("none, expected one at least");
+        }
         let count = mirroring::forwarding(self, ports);
         Field::Mirrors.check_ports(count, self.mirrors.iter().map(|mirror| mirror.port))?;
         Field::Mirrors.check_ports(ports, self.mirrors.iter().map(|mirror| mirror.to))?;
@@ -35,12 +42,18 @@ impl SwitchConfig {
         }
         self.check_simulators()?;
         match &self.run {
-            Run::Forward { eth_peers, .. } => Field::EthPeers.check_ports(count, eth_peers.keys().copied()),
-            Run::Bridge(bridge) => bridging::check(bridge, count),
-            Run::Copy(copying) => copying::check(self, copying, count),
-            Run::Host(hosting) => hosting.check(count, self.lcores.len()),
-            Run::Pipelines(working) => working.check(self.lcores.len(), ports),
+            Run::Forward { eth_peers, .. } => {
+                Field::EthPeers.check_ports(count, eth_peers.keys().copied())?;
+            }
+            Run::Bridge(bridge) => {
+                bridging::check(bridge, count)?;
+                bridging::check_queues(&shapes[..count], self.lcores.len())?;
+            }
+            Run::Copy(copying) => copying::check(self, copying, count)?,
+            Run::Host(hosting) => hosting.check(count, self.lcores.len())?,
+            Run::Pipelines(working) => working.check(self.lcores.len(), ports)?,
         }
+        check_dma(self, &shapes)
     }
 
     /// Simulated devices are asked for once, and they are those that channels name.
@@ -71,29 +84,23 @@ impl SwitchConfig {
         pool: &Pool,
         devices: &Devices,
     ) -> Result<(), SwitchError> {
-        self.check(ports.len())?;
+        self.check(ports)?;
+        check_lcores(&self.lcores)?;
         let longest = pool.longest() + ethernet::FCS_LEN;
         match &self.run {
             Run::Forward { mode: Forward::Txonly { frame } | Forward::Flowgen { frame }, .. }
                 if *frame > longest =>
             {
-                return too_long(*frame, longest);
+                too_long(*frame, longest)
             }
-            Run::Bridge(_) => {
-                bridging::check_queues(
-                    &ports[..mirroring::forwarding(self, ports.len())],
-                    self.lcores.len(),
-                )?;
-            }
-            Run::Pipelines(working) => working.check_opened(ports, devices)?,
-            Run::Forward { .. } | Run::Copy(_) | Run::Host(_) => {}
+            Run::Pipelines(working) => working.check_opened(ports, devices),
+            Run::Forward { .. } | Run::Bridge(_) | Run::Copy(_) | Run::Host(_) => Ok(()),
         }
-        check_dma(self, ports)
     }
 }
 
 /// Each queue that is mapped has copies to offload.
-fn check_dma(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Result<(), SwitchError> {
+fn check_dma(config: &SwitchConfig, ports: &[PortShape]) -> Result<(), SwitchError> {
     for entry in &config.dma.entries {
         // A copy stage is around any port's RX queue; a host copies what is received and what is sent.
         let stage = match config.run {
@@ -101,15 +108,16 @@ fn check_dma(config: &SwitchConfig, ports: &[Box<dyn Port>]) -> Result<(), Switc
             Run::Host(_) => true,
             _ => false,
         };
-        let queues = |port: &dyn Port| match config.run {
+        let queues = |port: &PortShape| match config.run {
             // Each worker's copies are bound as a queue's.
             Run::Host(_) => config.lcores.len(),
-            _ => port.queues().into(),
+            _ => port.queues.into(),
         };
-        let copying = ports.iter().enumerate().filter(|(index, port)| {
-            (port.offloads() || stage) && entry.port.is_none_or(|port| port == *index)
-        });
-        let most = copying.map(|(_, port)| queues(&**port)).max();
+        let copying = ports
+            .iter()
+            .enumerate()
+            .filter(|(index, port)| (port.offloads || stage) && entry.port.is_none_or(|port| port == *index));
+        let most = copying.map(|(_, port)| queues(port)).max();
         if most.is_some_and(|most| usize::from(entry.queue) < most) {
             continue;
         }

@@ -9,6 +9,8 @@ use offcore_gpu::device::{Launch, Memory};
 use offcore_gpu::layout::Kind;
 use offcore_gpu::patterns::Patterns;
 use offcore_mem::Hugepages;
+use offcore_port::Port;
+use offcore_port::spec::PortSpec;
 use offcore_tcp::proto::{Prefix, Route as IpRoute};
 use offcore_wire::MacAddr;
 
@@ -288,5 +290,28 @@ impl Default for Working {
             hugepages: Hugepages::Auto,
             profile: false,
         }
+    }
+}
+
+/// What a configuration and a port must agree on, before the port is opened.
+#[derive(Clone, Debug)]
+pub struct PortShape {
+    /// The port as it was written.
+    pub name: String,
+    /// Queue pairs.
+    pub queues: u16,
+    /// Whether its queues make copies that an engine can take.
+    pub offloads: bool,
+}
+
+impl From<&PortSpec> for PortShape {
+    fn from(spec: &PortSpec) -> Self {
+        Self { name: spec.to_string(), queues: spec.queues(), offloads: spec.offloads() }
+    }
+}
+
+impl From<&Box<dyn Port>> for PortShape {
+    fn from(port: &Box<dyn Port>) -> Self {
+        Self { name: port.name().into(), queues: port.queues(), offloads: port.offloads() }
     }
 }

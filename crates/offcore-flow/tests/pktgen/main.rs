@@ -189,6 +189,24 @@ fn settings_change_while_packets_are_sent() {
 }
 
 #[test]
+fn packets_under_way_at_a_clear_hide_no_loss() {
+    // Those that are held back come after the clear; as many of the second thousand are lost.
+    let faults = |number| match number {
+        900..1000 => Some(Fault::Late(150)),
+        1500..1600 => Some(Fault::Lost),
+        _ => None,
+    };
+    let (mut running, mut reporter) = started(config("64", 1, 1_000), looped(faults));
+    running.begin().unwrap();
+    while reporter.interval(&running, "interval").all.counts.received < 900 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    reporter.clear(&running);
+    let counts = sent_and_received(&mut running, &mut reporter, 1_000).all.counts;
+    assert_eq!((counts.lost, counts.is_clean()), (100, false), "{counts:?}");
+}
+
+#[test]
 fn a_rate_is_kept_in_bursts() {
     let mut config = config("64", 1, 2_000);
     (config.settings.rate, config.settings.burst) = (Rate::Packets(20_000.0), 100);

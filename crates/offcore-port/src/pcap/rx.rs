@@ -9,31 +9,51 @@ use std::sync::atomic::Ordering;
 use offcore_mem::{Burst, HEADROOM, Packet, Pool};
 use offcore_stats::Stage;
 use offcore_wire::ethernet;
-use offcore_wire::pcap::{MAX_RECORD_LEN, PcapError, PcapReader, Record};
+use offcore_wire::pcap::{FILE_HEADER_LEN, MAX_RECORD_LEN, PcapError, PcapReader, RECORD_HEADER_LEN, Record};
 
+use super::pipe::{PipeReader, is_pipe};
 use super::{FileState, reason};
 use crate::{Context, DropReason, RxCounters, RxQueue, Wake, hand_over, room};
-
-/// Where the records of a capture file begin.
-const RECORDS: u64 = 24;
-
-type Input = PcapReader<BufReader<Arc<File>>>;
 
 /// The file that is received from.
 #[derive(Debug)]
 pub(super) struct Source {
-    reader: Input,
-    /// A packet whose header was read when there were no packet buffers for it.
+    reader: Reader,
+    /// A packet whose header was read when there were no packet buffers for it, or not all of it.
     waiting: Option<Record>,
-    /// The reader's file; of use only when the file is repeated.
-    file: Arc<File>,
-    repeat: bool,
+    /// The reader's file, if it is to be repeated.
+    repeated: Option<Arc<File>>,
     state: Arc<FileState>,
+}
+
+#[derive(Debug)]
+enum Reader {
+    File(PcapReader<BufReader<Arc<File>>>),
+    Pipe(PcapReader<PipeReader>),
+    /// A pipe whose file header is still to come.
+    Begun(Option<PipeReader>),
+}
+
+/// What comes next of a capture.
+enum Next {
+    Record(Record),
+    /// It comes later.
+    Later,
+    End,
 }
 
 impl Source {
     /// Opens the file; one that is to be repeated is read once.
     pub(super) fn open(path: &Path, repeat: bool, state: Arc<FileState>) -> Result<Self, PcapError> {
+        if is_pipe(path) {
+            if repeat {
+                return Err(
+                    io::Error::other("it is a pipe: expected a file, for it is to be repeated").into()
+                );
+            }
+            let reader = Reader::Begun(Some(PipeReader::open(path)?));
+            return Ok(Self { reader, waiting: None, repeated: None, state });
+        }
         let file = Arc::new(File::open(path)?);
         let mut reader = PcapReader::new(BufReader::new(Arc::clone(&file)))?;
         if repeat {
@@ -45,17 +65,40 @@ impl Source {
             if records == 0 {
                 return Err(io::Error::other("it has no packets that could be repeated").into());
             }
-            (&*file).seek(SeekFrom::Start(RECORDS))?;
+            (&*file).seek(SeekFrom::Start(FILE_HEADER_LEN as u64))?;
         }
-        Ok(Self { reader, waiting: None, file, repeat, state })
+        let reader = Reader::File(reader);
+        Ok(Self { reader, waiting: None, repeated: repeat.then_some(file), state })
     }
 
-    /// The packet to be received next; `None` at the end of the file.
-    fn next(&mut self) -> Result<Option<Record>, PcapError> {
-        match self.waiting.take() {
-            None => self.reader.next_header(),
-            waiting => Ok(waiting),
+    /// The packet to be received next.
+    fn next(&mut self) -> Result<Next, PcapError> {
+        if let Reader::Begun(begun) = &mut self.reader
+            && let Some(mut pipe) = begun.take()
+        {
+            if !pipe.has(FILE_HEADER_LEN)? {
+                *begun = Some(pipe);
+                return Ok(Next::Later);
+            }
+            self.reader = Reader::Pipe(PcapReader::new(pipe)?);
         }
+        let next = match &mut self.reader {
+            _ if self.waiting.is_some() => self.waiting.take(),
+            Reader::File(reader) => reader.next_header()?,
+            Reader::Pipe(reader) => match reader.input().has(RECORD_HEADER_LEN)? {
+                true => reader.next_header()?,
+                false => return Ok(Next::Later),
+            },
+            Reader::Begun(_) => None,
+        };
+        let Some(record) = next else { return Ok(Next::End) };
+        if let Reader::Pipe(reader) = &mut self.reader
+            && !reader.input().has(record.len)?
+        {
+            self.waiting = next;
+            return Ok(Next::Later);
+        }
+        Ok(Next::Record(record))
     }
 
     /// Reads it into the buffers of `packet`, which is as long.
@@ -64,19 +107,27 @@ impl Source {
             self.state.cut.fetch_add(1, Ordering::Relaxed);
         }
         if !packet.is_segmented() {
-            return self.reader.read_packet(packet.bytes_mut());
+            return self.read_part(packet.bytes_mut());
         }
-        pool.segments_mut(packet).try_for_each(|part| self.reader.read_packet(part))
+        pool.segments_mut(packet).try_for_each(|part| self.read_part(part))
+    }
+
+    fn read_part(&mut self, part: &mut [u8]) -> Result<(), PcapError> {
+        match &mut self.reader {
+            Reader::File(reader) => reader.read_packet(part),
+            Reader::Pipe(reader) => reader.read_packet(part),
+            Reader::Begun(_) => Ok(()),
+        }
     }
 
     /// Goes back to the first packet, if the file is to be repeated.
     ///
     /// At the file's end the buffer in between is empty, so what it reads next comes from the file's new position.
     fn rewind(&mut self) -> io::Result<bool> {
-        if self.repeat {
-            (&*self.file).seek(SeekFrom::Start(RECORDS))?;
+        if let Some(mut file) = self.repeated.as_deref() {
+            file.seek(SeekFrom::Start(FILE_HEADER_LEN as u64))?;
         }
-        Ok(self.repeat)
+        Ok(self.repeated.is_some())
     }
 }
 
@@ -126,12 +177,13 @@ impl RxQueue for PcapRx {
         while packets < wanted {
             let Some(source) = &mut self.source else { break };
             let record = match source.next() {
-                Ok(Some(record)) => record,
-                Ok(None) if rewound => {
+                Ok(Next::Record(record)) => record,
+                Ok(Next::Later) => break,
+                Ok(Next::End) if rewound => {
                     self.end("it has no packets that can be received");
                     break;
                 }
-                Ok(None) => {
+                Ok(Next::End) => {
                     match source.rewind() {
                         Ok(true) => rewound = true,
                         Ok(false) => self.end("read to its end"),
@@ -176,9 +228,10 @@ impl RxQueue for PcapRx {
         &self.counters
     }
 
-    /// The next packet is always there. Once none is, the file that is sent to still wants its rounds.
+    /// The next packet of a file is always there. Once none is, the file that is sent to still wants its rounds.
     fn arm(&mut self) -> Wake<'_> {
-        if self.source.is_some() || !self.back.is_empty() { Wake::Now } else { Wake::Poll }
+        let is_file = self.source.as_ref().is_some_and(|source| matches!(source.reader, Reader::File(_)));
+        if is_file || !self.back.is_empty() { Wake::Now } else { Wake::Poll }
     }
 
     fn drain(&mut self, _ctx: &mut Context<'_>, burst: &mut Burst) -> usize {

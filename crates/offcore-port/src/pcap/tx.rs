@@ -4,11 +4,11 @@
 //! a file that was there is not lost to a run that fails. Pipes and devices are written as they are.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, BufWriter};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use offcore_mem::Burst;
 use offcore_stats::Stage;
@@ -16,11 +16,14 @@ use offcore_wire::pcap::{MAX_RECORD_LEN, PcapError, PcapWriter};
 use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
+use super::pipe::{PipeWriter, is_pipe};
 use super::{FileState, reason};
 use crate::{Accepts, Context, DropReason, TxCounters, TxQueue};
 
 /// Rounds without a packet after which what was written is handed to the file.
 const IDLE_ROUNDS: u32 = 1024;
+/// How long the reader of a pipe has for the rest.
+const READERS_TIME: Duration = Duration::from_secs(1);
 /// What the name of a capture ends in while it is written.
 const PART: &str = ".part";
 
@@ -34,7 +37,7 @@ pub fn part_of(path: &Path) -> PathBuf {
 /// The file that is sent to.
 #[derive(Debug)]
 pub(super) struct Sink {
-    writer: PcapWriter<BufWriter<File>>,
+    writer: PcapWriter<Output>,
     /// `None` for what is no file.
     part: Option<Part>,
     /// Rounds since the last packet; at [`IDLE_ROUNDS`] nothing is left to be handed over.
@@ -42,9 +45,35 @@ pub(super) struct Sink {
     state: Arc<FileState>,
 }
 
+#[derive(Debug)]
+enum Output {
+    File(BufWriter<File>),
+    Pipe(PipeWriter),
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::File(file) => file.write(bytes),
+            Self::Pipe(pipe) => pipe.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::File(file) => file.flush(),
+            Self::Pipe(pipe) => pipe.flush(),
+        }
+    }
+}
+
 impl Sink {
     /// Opens what `path` names, or makes a capture file of that name.
     pub(super) fn open(path: &Path, overwrite: bool, state: Arc<FileState>) -> Result<Self, PcapError> {
+        if is_pipe(path) {
+            let writer = PcapWriter::new(Output::Pipe(PipeWriter::open(path)?), MAX_RECORD_LEN)?;
+            return Ok(Self { writer, part: None, idle: 0, state });
+        }
         let (file, part) = match fs::metadata(path) {
             Ok(found) if found.file_type().is_block_device() => {
                 let why = "it is a block device: expected a file, a pipe or a character device";
@@ -62,9 +91,42 @@ impl Sink {
             }
             Err(_) => Part::create(path.to_path_buf(), overwrite)?,
         };
-        let mut writer = PcapWriter::new(BufWriter::with_capacity(1 << 16, file), MAX_RECORD_LEN)?;
+        let file = Output::File(BufWriter::with_capacity(1 << 16, file));
+        let mut writer = PcapWriter::new(file, MAX_RECORD_LEN)?;
         writer.flush()?;
         Ok(Self { writer, part, idle: IDLE_ROUNDS, state })
+    }
+
+    /// Writes a packet; `false` if there is no room for it now.
+    fn write<'a>(
+        &mut self,
+        now: u64,
+        len: usize,
+        parts: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<bool, PcapError> {
+        if let Output::Pipe(pipe) = self.writer.output()
+            && !pipe.has_room()?
+        {
+            return Ok(false);
+        }
+        self.writer.write_parts(now, len, parts)?;
+        Ok(true)
+    }
+
+    /// Hands over what was written. A pipe may have no reader yet, or no room.
+    fn hand_over(&mut self) -> Result<(), PcapError> {
+        if let Output::Pipe(pipe) = self.writer.output() {
+            pipe.connect()?;
+        }
+        self.writer.flush()
+    }
+
+    /// Bytes that were not handed over, and cannot be now.
+    fn left(&mut self) -> usize {
+        match self.writer.output() {
+            Output::File(_) => 0,
+            Output::Pipe(pipe) => pipe.left(),
+        }
     }
 
     /// There is something in it that somebody may want.
@@ -177,26 +239,28 @@ pub(super) struct PcapTx {
     sink: Option<Sink>,
     /// Why packets are dropped when there is no file.
     without: DropReason,
+    /// When it was stopped.
+    stopped: Option<Instant>,
     counters: TxCounters,
 }
 
 impl PcapTx {
     pub(super) fn new(sink: Option<Sink>, counters: TxCounters) -> Self {
-        Self { sink, without: DropReason::Down, counters }
+        Self { sink, without: DropReason::Down, stopped: None, counters }
     }
 
-    fn check(&mut self, result: Result<(), PcapError>) -> bool {
-        let Err(error) = result else { return true };
+    #[cold]
+    fn fail(&mut self, error: PcapError) {
         if let Some(sink) = self.sink.take() {
             sink.fail(&reason(error));
             self.without = DropReason::Failed;
         }
-        false
     }
 
-    fn flush(&mut self) {
-        let result = self.sink.as_mut().map_or(Ok(()), |sink| sink.writer.flush());
-        self.check(result);
+    fn hand_over(&mut self) {
+        if let Err(error) = self.sink.as_mut().map_or(Ok(()), Sink::hand_over) {
+            self.fail(error);
+        }
     }
 }
 
@@ -211,30 +275,38 @@ impl TxQueue for PcapTx {
         let (mut packets, mut bytes) = (0, 0);
         for packet in burst.iter() {
             let Some(sink) = &mut self.sink else { break };
-            sink.idle = 0;
             let len = pool.total_len(packet);
-            let result = sink.writer.write_parts(now, len, pool.segments(packet));
-            if self.check(result) {
-                (packets, bytes) = (packets + 1, bytes + len as u64);
+            match sink.write(now, len, pool.segments(packet)) {
+                Ok(true) => (packets, bytes) = (packets + 1, bytes + len as u64),
+                Ok(false) => break,
+                Err(error) => self.fail(error),
             }
         }
+        self.counters.add(packets as u64, bytes);
         if let Some(sink) = &mut self.sink {
-            sink.keep();
+            if packets > 0 {
+                sink.idle = 0;
+                sink.keep();
+            }
+        } else {
+            self.counters.drop(self.without, (burst.len() - packets) as u64);
+            packets = burst.len();
         }
-        self.counters.add(packets, bytes);
-        self.counters.drop(self.without, burst.len() as u64 - packets);
-        ctx.cache.free_all(burst.drain(..));
+        ctx.cache.free_all(burst.drain(..packets));
         ctx.clock.lap(Stage::Tx);
     }
 
     fn poll(&mut self, _ctx: &mut Context<'_>) {
         let Some(sink) = &mut self.sink else { return };
         if sink.idle == IDLE_ROUNDS {
-            return;
+            if sink.left() == 0 {
+                return;
+            }
+            sink.idle = 0;
         }
         sink.idle += 1;
         if sink.idle == IDLE_ROUNDS {
-            self.flush();
+            self.hand_over();
         }
     }
 
@@ -247,9 +319,19 @@ impl TxQueue for PcapTx {
     }
 
     fn stop(&mut self, _ctx: &mut Context<'_>) -> bool {
-        self.flush();
+        self.hand_over();
+        let Some(sink) = &mut self.sink else { return true };
         // A capture of no packets is one, too.
-        self.sink.iter_mut().for_each(Sink::keep);
+        sink.keep();
+        let left = sink.left();
+        if left > 0 && self.counters.packets() > 0 {
+            if self.stopped.get_or_insert_with(Instant::now).elapsed() < READERS_TIME {
+                return false;
+            }
+            if let Some(sink) = self.sink.take() {
+                sink.fail(&format!("nobody has read its last {left} bytes"));
+            }
+        }
         true
     }
 }

@@ -1,6 +1,8 @@
 //! `--eal`: what is said to DPDK.
 
 use clap::Args;
+use offcore_flow::DmaMap;
+use offcore_port::spec::PortSpec;
 
 /// What a build without DPDK says when it is asked for.
 #[cfg(not(feature = "dpdk"))]
@@ -17,11 +19,17 @@ pub(crate) struct EalArgs {
 }
 
 impl EalArgs {
-    /// Hands them to the EAL, which starts with the first of its devices.
-    pub(crate) fn configure(&self) -> Result<(), String> {
-        match &self.eal {
-            None => Ok(()),
-            Some(text) => configure(text),
+    /// Hands them to the EAL, which starts with the first of its devices: one of these ports or channels.
+    pub(crate) fn configure(&self, ports: &[PortSpec], dma: &DmaMap) -> Result<(), String> {
+        let Some(text) = &self.eal else { return Ok(()) };
+        configure(text)?;
+        let channels = dma.entries.iter().flat_map(|entry| &entry.channels);
+        let is_used = ports.iter().any(|port| matches!(port.bare(), PortSpec::Dpdk(_)))
+            || channels.into_iter().any(|channel| channel.starts_with("dmadev:"));
+        if is_used {
+            Ok(())
+        } else {
+            Err("--eal: no port is dpdk:, and no channel dmadev:, so it starts nothing".into())
         }
     }
 }

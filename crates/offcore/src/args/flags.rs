@@ -55,8 +55,7 @@ impl From<SwitchError> for Failure {
     fn from(error: SwitchError) -> Self {
         let usage = match &error {
             SwitchError::Config { field, .. } => !matches!(field, Field::Serve),
-            SwitchError::Port(PortError::Syntax { .. })
-            | SwitchError::Lcore(LcoreError::Unavailable { .. }) => true,
+            SwitchError::Port(PortError::Syntax { .. }) => true,
             _ => false,
         };
         let text = by_flag(error);

@@ -48,7 +48,7 @@ Examples:
 
 A core cost is what the core spends on a packet: no network card's driver is in
 it, and an engine has a rate of its own. 'reaches' is what core and engine
-reach together, 'bound' which of them is the limit.";
+reach together, 'bottleneck' which of them is the limit.";
 
 #[derive(Args, Debug)]
 pub(crate) struct CopyArgs {
@@ -90,8 +90,8 @@ pub(crate) enum Peer {
 }
 
 pub(crate) fn run(args: &CopyArgs) -> Result<(), Failure> {
-    let cases = cases(args).map_err(Failure::Usage)?;
-    let options = options(args).map_err(Failure::Usage)?;
+    let cases = cases(args)?;
+    let options = options(args)?;
     let mut rows = Rows::new(args.cells.bench.format, table);
     for case in cases {
         measure(case, args, &options, &mut |row| rows.push(row))?;
@@ -154,7 +154,7 @@ fn conversion(_: &CopyArgs, _: &copy::Options, _: &mut dyn FnMut(Row)) -> anyhow
     bail!("conversion: {}", crate::args::eal::WITHOUT)
 }
 
-fn options(args: &CopyArgs) -> Result<copy::Options, String> {
+fn options(args: &CopyArgs) -> Result<copy::Options, Failure> {
     let cells = &args.cells;
     let (lcore, other_lcore) = two_lcores(cells.bench.lcores.as_ref())?;
     Ok(copy::Options {
@@ -213,7 +213,7 @@ fn core_costs(rows: &[&Row]) -> String {
         ]
     });
     columns(
-        "<case|<data|frame|<mode|<engine|cycles|min-max|ns|Mpps|Gbit/s|reaches|<bound|over cpu|\
+        "<case|<data|frame|<mode|<engine|cycles|min-max|ns|Mpps|Gbit/s|reaches|<bottleneck|over cpu|\
              auto|guide's|verified",
         cells,
     ) + "cycles, ns, Mpps, Gbit/s: what a packet costs the core alone, no network card's driver in it; reaches: Mpps of\n\
@@ -238,7 +238,7 @@ mod tests {
     fn parsed_line(line: &str) -> Result<(CopyArgs, copy::Options), String> {
         let Command::Bench { command: BenchCommand::Copy(args) } = command(line)? else { panic!("{line}") };
         cases(&args)?;
-        let options = options(&args)?;
+        let options = options(&args).map_err(|failure| failure.to_string())?;
         Ok((args, options))
     }
 

@@ -92,17 +92,17 @@ pub(crate) fn run(args: &DmaArgs) -> Result<(), Failure> {
     let mut rows = Rows::new(args.bench.format, table);
     let mut emit = |row: Row| rows.push(row);
     let measured = if args.sharings.is_empty() {
-        let options = options(args).map_err(Failure::Usage)?;
+        let options = options(args)?;
         dma::run(&options, &Progress::visible(), &mut emit)
     } else {
-        let options = sharing_options(args).map_err(Failure::Usage)?;
+        let options = sharing_options(args)?;
         sharing::run(&options, &Progress::visible(), &mut emit)
     };
     measured?;
     Ok(rows.finish(None, |_, _| Ok(()))?)
 }
 
-fn options(args: &DmaArgs) -> Result<Options, String> {
+fn options(args: &DmaArgs) -> Result<Options, Failure> {
     let (lcore, other_lcore) = two_lcores(args.bench.lcores.as_ref())?;
     let (rounds, timeout) = if args.bench.quick { QUICK_ROUNDS } else { ROUNDS };
     Ok(Options {
@@ -190,7 +190,7 @@ mod tests {
     fn parse(line: &str) -> Result<DmaArgs, String> {
         let Command::Bench { command: BenchCommand::Dma(args) } = command(line)? else { panic!("{line}") };
         if args.sharings.is_empty() {
-            options(&args).map(drop)?
+            options(&args).map(drop).map_err(|failure| failure.to_string())?
         } else {
             sharing_options(&args).map(drop)?
         }

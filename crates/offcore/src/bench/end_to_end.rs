@@ -26,10 +26,12 @@ pub(super) fn table(rows: &[&Row], counted: &str, other: &str) -> String {
             row.verified.to_string(),
         ]
     });
-    columns("<over|<case|frame|Mpps|min-max|Gbit/s|cycles|peer|peer's|ratio|at least|<bound|verified", cells)
-        + &format!(
-            "Mpps: packets a second, {counted}; cycles: TSC of a round that moved packets, a packet; peer, peer's: the\n\
-             same of the peer, in turns; ratio: our speed over its, with the lower bound of 90 %; bound: the {other} was\n\
+    columns(
+        "<over|<case|frame|Mpps|min-max|Gbit/s|cycles|peer|peer's|ratio|at least|<bottleneck|verified",
+        cells,
+    ) + &format!(
+        "Mpps: packets a second, {counted}; cycles: TSC of a round that moved packets, a packet; peer, peer's: the\n\
+             same of the peer, in turns; ratio: our speed over its, with the lower bound of 90 %; bottleneck: the {other} was\n\
              too slow for both, and that is what was measured.\n"
-        )
+    )
 }

@@ -8,6 +8,7 @@ use clap::builder::TypedValueParser;
 use offcore_bench::gpu::{self, Case, Memory, Options, Outcome, WorkKind, plot};
 use offcore_bench::progress::Progress;
 use offcore_bench::row::{GpuColumns, Row};
+use offcore_flow::check_lcores;
 use offcore_stats::lcore;
 
 use super::cells::{BenchArgs, goes_with};
@@ -109,12 +110,12 @@ fn memory() -> impl TypedValueParser<Value = Memory> {
 }
 
 pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
-    check(args).map_err(Failure::Usage)?;
+    check(args)?;
     let (device, line) = gpu::open(args.device.as_deref()).context("--device")?;
     if let Some(line) = line {
         say(&line);
     }
-    let options = options(args, device.name()).map_err(Failure::Usage)?;
+    let options = options(args, device.name())?;
     let mut rows = Rows::new(args.bench.format, table);
     let Outcome { notes, failures } =
         gpu::run(&options, device, &Progress::visible(), &mut |row| rows.push(row))?;
@@ -152,12 +153,10 @@ fn check(args: &GpuArgs) -> Result<(), String> {
     Ok(())
 }
 
-fn options(args: &GpuArgs, device: &str) -> Result<Options, String> {
-    let available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
+fn options(args: &GpuArgs, device: &str) -> Result<Options, Failure> {
+    let available = lcore::available().map_err(|error| anyhow!("--lcores: {error}"))?;
     let given = args.bench.lcores.as_ref().map_or(&available, |Lcores(given)| given);
-    if let Some(&found) = given.iter().find(|lcore| !available.contains(lcore)) {
-        return Err(format!("--lcores: {}", lcore::LcoreError::Unavailable { found, available }));
-    }
+    check_lcores(given)?;
     let mut options = Options::new(device, args.bench.quick, given);
     options.cases = cases(args);
     options.bursts.clone_from(&args.bursts);
@@ -179,7 +178,8 @@ fn options(args: &GpuArgs, device: &str) -> Result<Options, String> {
             "--pipelines {}: found {} lcores, expected one for each pipeline at least; use fewer",
             options.pipelines,
             given.len()
-        ));
+        )
+        .into());
     }
     Ok(options)
 }
@@ -210,7 +210,7 @@ memory (io, memory host: in CPU memory); theirs came from a network card and wen
 card under them, and neither has workload none. Workload kernel takes one lcore more on a GPU, for the thread that
 launches. model: of that program, fitted to its second table; p50, p99: from when a burst was handed over until
 it was back, in a closed loop; submit, collect: what handing a burst over and taking it back takes an lcore;
-bound: generator where its own limit (workload none) is within 10 %.
+bottleneck: generator where its own limit (workload none) is within 10 %.
 ";
 /// The same below forced times.
 const FORCED_NOTE: &str = "\
@@ -246,7 +246,7 @@ fn lines<const N: usize>(
 /// The two published tables.
 fn published(rows: &[GpuRow<'_>]) -> String {
     let heads = "<case|frame|burst|<workload|<memory|<device|Gbit/s|Mpps|min-max|A100|V100|model|p50 us|\
-         p99|submit ns|collect|<bound|verified";
+         p99|submit ns|collect|<bottleneck|verified";
     lines(heads, rows, |row, gpu| {
         [
             row.case.clone(),
@@ -273,7 +273,7 @@ fn published(rows: &[GpuRow<'_>]) -> String {
 
 fn forced(rows: &[GpuRow<'_>]) -> String {
     let heads = "burst|ns/packet|<workload|<memory|<device|ns/burst|Mpps|Gbit/s|min-max|model|p50 us|p99|\
-         <bound|verified";
+         <bottleneck|verified";
     lines(heads, rows, |row, gpu| {
         [
             row.burst.to_string(),
@@ -296,7 +296,7 @@ fn forced(rows: &[GpuRow<'_>]) -> String {
 
 fn break_even(rows: &[GpuRow<'_>]) -> String {
     let heads = "<work|<workload|<memory|<device|burst|Mpps|min-max|Gbit/s|core's Mpps|over core|\
-         break-even|model's|submit ns|collect|<bound|verified";
+         break-even|model's|submit ns|collect|<bottleneck|verified";
     lines(heads, rows, |row, gpu| {
         [
             gpu.work.into(),
@@ -354,7 +354,8 @@ mod tests {
     fn parsed_line(line: &str) -> Result<(GpuArgs, Options), String> {
         let Command::Bench { command: BenchCommand::Gpu(args) } = command(line)? else { panic!("{line}") };
         check(&args)?;
-        let options = options(&args, args.device.as_deref().unwrap_or("host"))?;
+        let options = options(&args, args.device.as_deref().unwrap_or("host"))
+            .map_err(|failure| failure.to_string())?;
         Ok((args, options))
     }
 

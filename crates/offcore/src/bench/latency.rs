@@ -31,7 +31,7 @@ pub(super) fn table(rows: &[Row]) -> String {
             row.lost.to_string(),
         ]
     });
-    columns("frame|<mode|<bound|<engine|load|Mpps|of Mpps|p50 us|p99|p99.9|max|by engine|lost", cells)
+    columns("frame|<mode|<at most|<engine|load|Mpps|of Mpps|p50 us|p99|p99.9|max|by engine|lost", cells)
         + "latency: from when a packet was due until it is back, sent at that share of what a closed loop of the same\n\
-           arrangement reaches; bound: --max-latency; the engine is run by the sender's thread, so it takes its time.\n"
+           arrangement reaches; at most: --max-latency; the engine is run by the sender's thread, so it takes its time.\n"
 }

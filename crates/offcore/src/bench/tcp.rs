@@ -133,7 +133,7 @@ pub(crate) enum Checksum {
 }
 
 pub(crate) fn run(args: &TcpBenchArgs) -> Result<(), Failure> {
-    let measured = cases(args).map_err(Failure::Usage)?;
+    let measured = cases(args)?;
     let mut rows = Rows::new(args.bench.format, table);
     let run = measured.into_iter().try_for_each(|(case, options)| measure(args, case, options, &mut rows));
     // What was measured before something went wrong is told.
@@ -162,7 +162,7 @@ fn measure(args: &TcpBenchArgs, case: Case, options: Options, rows: &mut Rows) -
 }
 
 /// The cases, each with what is measured in it.
-fn cases(args: &TcpBenchArgs) -> Result<Vec<(Case, Options)>, String> {
+fn cases(args: &TcpBenchArgs) -> Result<Vec<(Case, Options)>, Failure> {
     const SEGMENTS: (&[Case], &str) =
         (&[Case::CoreCost, Case::Idle, Case::Requests], "core-cost, idle or requests");
     const SIDES: (&[Case], &str) =
@@ -186,7 +186,7 @@ fn cases(args: &TcpBenchArgs) -> Result<Vec<(Case, Options)>, String> {
     args.cases.iter().map(|&case| Ok((case, options(args, case)?))).collect()
 }
 
-fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, String> {
+fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, Failure> {
     let (lcore, other_lcore) = two_lcores(args.bench.lcores.as_ref())?;
     let (connections, temperatures, chunks) = match case {
         Case::CoreCost => (1, &Temperature::ALL[..], &CHUNKS[..]),
@@ -206,7 +206,8 @@ fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, String> {
     if let Some(chunk) = chunks.iter().find(|&&chunk| chunk > most && case != Case::OpenClose) {
         return Err(format!(
             "--chunk {chunk}: with more than 100 --connections expected at most 256K, which their FIFOs hold"
-        ));
+        )
+        .into());
     }
     let modes = match case {
         Case::Idle if args.engines.is_empty() => or(&args.modes, &[Mode::Cpu]),
@@ -244,7 +245,7 @@ mod tests {
 
     fn parsed(line: &str) -> Result<Vec<(Case, Options)>, String> {
         let Command::Bench { command: BenchCommand::Tcp(args) } = command(line)? else { panic!("{line}") };
-        cases(&args)
+        cases(&args).map_err(|failure| failure.to_string())
     }
 
     #[test]

@@ -146,8 +146,8 @@ pub(crate) enum Peer {
 }
 
 pub(crate) fn run(args: &VhostArgs) -> Result<(), Failure> {
-    let options = options(args).map_err(Failure::Usage)?;
-    let cases = cases(args).map_err(Failure::Usage)?;
+    let options = options(args)?;
+    let cases = cases(args)?;
     let mut rows = Rows::new(args.cells.bench.format, table);
     for case in cases {
         measure(case, args, &options, &mut |row| rows.push(row))?;
@@ -289,7 +289,7 @@ fn measure(
     }
 }
 
-fn options(args: &VhostArgs) -> Result<vhost::Options, String> {
+fn options(args: &VhostArgs) -> Result<vhost::Options, Failure> {
     let cells = &args.cells;
     let (lcore, other_lcore) = two_lcores(cells.bench.lcores.as_ref())?;
     Ok(vhost::Options {
@@ -330,7 +330,7 @@ mod tests {
     fn parsed_line(line: &str) -> Result<vhost::Options, String> {
         let Command::Bench { command: BenchCommand::Vhost(args) } = command(line)? else { panic!("{line}") };
         cases(&args)?;
-        options(&args)
+        options(&args).map_err(|failure| failure.to_string())
     }
 
     #[test]

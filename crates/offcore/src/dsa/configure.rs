@@ -77,7 +77,7 @@ pub(super) fn sources(args: &ConfigureArgs) -> Result<Source, String> {
 }
 
 pub(super) fn run(args: &ConfigureArgs) -> Result<(), Failure> {
-    let source = sources(args).map_err(Failure::Usage)?;
+    let source = sources(args)?;
     let roots = args.roots.roots();
     // What is wrong with a layout is known before anything is written.
     let layouts = match source {

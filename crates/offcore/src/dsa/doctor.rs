@@ -4,7 +4,7 @@ use offcore_dsa::doctor::{System, examine};
 
 use super::DoctorArgs;
 use crate::Failure;
-use crate::doctor::tell;
+use crate::doctor::{check_root, tell};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -17,6 +17,9 @@ Another machine's files, copied to a directory:
 Exit codes: 0 no problem (there may be warnings), 1 a problem, 2 usage.";
 
 pub(super) fn run(args: &DoctorArgs) -> Result<(), Failure> {
+    if let Some(root) = &args.root {
+        check_root("--root", root)?;
+    }
     let system = args.root.as_deref().map_or_else(System::default, System::under);
     let report = examine(&system);
     tell(&report, args.format, args.all, "DSA")

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::Failure;
 use crate::args::{Format, mbuf_size, within};
-use crate::doctor::tell;
+use crate::doctor::{check_root, tell};
 use crate::output::write;
 
 pub(crate) const EXAMPLES: &str = "\
@@ -53,6 +53,7 @@ pub(crate) struct DoctorArgs {
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let root = args.root.as_deref().unwrap_or(Path::new("/"));
+    check_root("--root", root)?;
     let (facts, report) = examine(root, &given(args));
     if args.format == Format::Json {
         write(&format!("{}\n", json!({ "facts": facts })))?;

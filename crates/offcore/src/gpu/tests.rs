@@ -60,8 +60,8 @@ fn l2fwd_nv_letters_equal_long_flags() {
     for flags in [letters, words] {
         let args = pipelines(&format!("offcore gpu --port gen: {flags}")).unwrap();
         assert_eq!((args.packets, args.warm_up, args.run().pool.mbuf_size), (1000, 10, 4096));
-        let (config, mut ports) = plan(&args).unwrap();
-        assert_eq!(plan::queue_count(&mut ports[0]), 2);
+        let (config, ports) = plan(&args).unwrap();
+        assert_eq!(ports[0].queues(), 2);
         let working = working_of(config);
         assert_eq!(working.workload, Workload::Device(Launch::Persistent));
         assert_eq!(

@@ -76,7 +76,7 @@ pub(crate) fn config(args: &SwitchArgs) -> Result<SwitchConfig, String> {
         idle: args.idle,
         max_latency: args.max_latency.map(|us| Duration::from_micros(us as u64)),
     };
-    config.check(ports.len()).map_err(by_flag)?;
+    config.check(&ports).map_err(by_flag)?;
     Ok(config)
 }
 
@@ -252,25 +252,6 @@ pub(crate) fn lcores(
     free.map(|&lcore| vec![lcore]).ok_or_else(|| "--lcores: this process may run on no lcore".into())
 }
 
-/// How many queues a port is described with; `None` for those that always have one.
-pub(crate) fn queues_of(port: &mut PortSpec) -> Option<&mut u16> {
-    match port {
-        PortSpec::AfPacket(spec) => Some(&mut spec.queues),
-        PortSpec::AfXdp(spec) => Some(&mut spec.queues),
-        PortSpec::Dpdk(spec) => Some(&mut spec.queues),
-        PortSpec::Gen(spec) => Some(&mut spec.queues),
-        PortSpec::Impair(spec) => queues_of(&mut spec.port),
-        PortSpec::Pcap(_) => None,
-        PortSpec::Tap(spec) => Some(&mut spec.queues),
-        PortSpec::Vhost(spec) => Some(&mut spec.queues),
-        PortSpec::VirtioUser(spec) => Some(&mut spec.queues),
-    }
-}
-
-pub(crate) fn queue_count(port: &mut PortSpec) -> usize {
-    queues_of(port).map_or(1, |queues| usize::from(*queues))
-}
-
 /// The ports with as many queues as `flag` asks for, if it was given.
 pub(crate) fn with_queues(
     ports: &[PortSpec],
@@ -281,7 +262,7 @@ pub(crate) fn with_queues(
     let Some(wanted) = queues.and_then(|queues| u16::try_from(queues).ok()) else { return Ok(ports) };
     for port in &mut ports {
         let text = port.to_string();
-        match queues_of(port) {
+        match port.queues_mut() {
             Some(queues) if *queues == 1 || *queues == wanted => *queues = wanted,
             Some(queues) => {
                 return Err(format!(
@@ -365,7 +346,6 @@ mod tests {
             ),
             ("--port tap:t --port tap:t,queues=2", &["--port tap:t and", "--port tap:t,queues=2"]),
             ("--port pcap:a,o --port pcap:b,o", &["both write o"]),
-            ("--port gen: --lcores 1023", &["--lcores", "1023", "choose one of these"]),
         ] {
             let error = switch(flags).unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)), "{flags}: {error}");

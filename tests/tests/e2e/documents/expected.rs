@@ -15,6 +15,7 @@ pub(super) const MAY_LACK: &[(&str, &str)] = &[
     ("has no zero-copy", "zero-copy"),
     ("it does not answer", "reads"),
     ("accel-config.conf: No such file", "accel-config"),
+    ("there is no such directory", "nother machine"),
     ("there is no PCI device", "PCI address"),
 ];
 

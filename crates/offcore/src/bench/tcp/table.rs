@@ -77,7 +77,7 @@ fn core_cost(rows: &[&Row]) -> String {
         ]
     });
     let text = columns(
-        "<side|<data|connections|chunk|segment|<mode|<engine|<routine|cycles|min-max|ns|both|Gbit/s|copy|<bound|over cpu|\
+        "<side|<data|connections|chunk|segment|<mode|<engine|<routine|cycles|min-max|ns|both|Gbit/s|copy|<bottleneck|over cpu|\
              of both|auto|median|noise|verified",
         cells,
     );
@@ -88,7 +88,7 @@ fn core_cost(rows: &[&Row]) -> String {
             it, with the acknowledgements, the median; both: with what the far host and both applications take, no engine,\n\
             the mean; Gbit/s: payload of that core alone, no network card's driver in it; copy: what part of its time copies\n\
             take, or their hand-over (receiving VPP: 36.5 %, Linux: 42 %, by the guide); data: what is copied is in the core's\n\
-            own cache, in the other core's, or (cold) in none; bound: the limit of core and engine together; over cpu: the\n\
+            own cache, in the other core's, or (cold) in none; bottleneck: of core and engine together; over cpu: the\n\
             speed offloaded over that copied by the core, of both: the same of that sum, auto: over that of the better of the\n\
             two, which alternated with it, as ratios of sums; median: that of the ratios of paired blocks; noise: how far\n\
             from 1 the ratio of what two equal links cost the core was in this run; verified: segments whose bytes were\n\
@@ -137,7 +137,7 @@ fn requests(rows: &[&Row]) -> String {
         ]
     });
     let text = columns(
-        "<data|size|at a time|<mode|<engine|cycles|min-max|us|both|requests/s|Gbit/s|copy|<bound|over cpu|median|published|\
+        "<data|size|at a time|<mode|<engine|cycles|min-max|us|both|requests/s|Gbit/s|copy|<bottleneck|over cpu|median|published|\
          auto|noise|verified",
         cells,
     );
@@ -229,7 +229,9 @@ fn veth(rows: &[&Row]) -> String {
     });
     let parts = "near+far|kernel|far busy|kernel";
     let text = columns(
-        &format!("<side|<port|<offloads|Gbit/s|kernel|ratio|noise|ns/KiB|kernel|{parts}|<bound|GB compared"),
+        &format!(
+            "<side|<port|<offloads|Gbit/s|kernel|ratio|noise|ns/KiB|kernel|{parts}|<bottleneck|GB compared"
+        ),
         cells,
     );
     if text.is_empty() {
@@ -240,7 +242,7 @@ fn veth(rows: &[&Row]) -> String {
             ends. Gbit/s: payload; ratio: median of the ratios of paired windows, and its lower bound at 90 %; noise: how far\n\
             from 1 that of our windows to one another is, or of the kernel's. ns/KiB: what 1024 bytes take of both cores,\n\
             which had work, of the kernel: were busy; near+far: of the host's core, and of the other end's. A kernel receives\n\
-            on the core that transmits, so that only the sum says what a stream costs. Bound: the other end's core was busy\n\
+            on the core that transmits, so that only the sum says what a stream costs. Bottleneck: the other end's core was busy\n\
             for more than 90 %. The kernel passes packets by reference, our port copies them out of the kernel and into it.\n\
             GB compared: of our windows, all that went over.\n"
 }
@@ -278,7 +280,7 @@ fn http(rows: &[&Row]) -> String {
         ]
     });
     let heads = "<file|size|connections|requests/s|kernel|ratio|noise|us|kernel|both us|kernel|p50 ms|kernel|p99 ms|kernel|\
-                 wrk|kernel|<bound|compared";
+                 wrk|kernel|<bottleneck|compared";
     let text = columns(heads, cells);
     if text.is_empty() {
         return text;
@@ -288,7 +290,7 @@ fn http(rows: &[&Row]) -> String {
             tcp_nopush), or reads and writes it (read); close: a connection for each request. Ratio: median of the ratios of\n\
             paired windows, and its lower bound at 90 %; ?: inside of the noise. us: what nginx and the stack used for a\n\
             request, by /proc; both: with wrk, which is what counts: a kernel receives on the core that transmits. wrk: what\n\
-            part of its core it used; bound: more than 90 %. !: others used more than 5 % of a core. Compared: answers of our\n\
+            part of its core it used; bottleneck: more than 90 %. !: others used more than 5 % of a core. Compared: answers of our\n\
             windows whose bytes were, by a client of eight connections beside wrk; of wrk's how long they are together. The\n\
             kernel sends files, and passes packets over veth, by reference; ours are copied to the FIFO, to packets and by the\n\
             port.\n"

@@ -1,0 +1,161 @@
+//! Pipes in place of capture files. Who is at the other end may be slow, or may never come: nobody waits for it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::ops::Range;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use offcore_wire::pcap::MAX_RECORD_LEN;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+/// Bytes that are asked for at once, and that wait for a reader: as many as a pipe has room for by default.
+const BLOCK: usize = 1 << 16;
+
+/// Whether `path` names a pipe.
+pub(super) fn is_pipe(path: &Path) -> bool {
+    path.metadata().is_ok_and(|found| found.file_type().is_fifo())
+}
+
+fn nonblocking() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+    options
+}
+
+/// A pipe that is read as far as its writer has come.
+#[derive(Debug)]
+pub(super) struct PipeReader {
+    file: File,
+    buffer: Box<[u8]>,
+    /// What was read, and is still to be taken.
+    filled: Range<usize>,
+    /// Whether a writer has been there.
+    written: bool,
+    /// Whether it has gone.
+    ended: bool,
+}
+
+impl PipeReader {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let file = nonblocking().read(true).open(path)?;
+        let buffer = vec![0; BLOCK + MAX_RECORD_LEN as usize].into();
+        Ok(Self { file, buffer, filled: 0..0, written: false, ended: false })
+    }
+
+    /// Whether the next `bytes` can be read without waiting, because they are there or never will be; at most a packet.
+    pub(super) fn has(&mut self, bytes: usize) -> io::Result<bool> {
+        while self.filled.len() < bytes && !self.ended {
+            if !self.fill()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads on; `false` if there is nothing now.
+    #[cold]
+    fn fill(&mut self) -> io::Result<bool> {
+        if self.filled.start > 0 {
+            // copy-ok: what is left of a block
+            self.buffer.copy_within(self.filled.clone(), 0);
+            self.filled = 0..self.filled.len();
+        }
+        match self.file.read(self.buffer.get_mut(self.filled.end..).unwrap_or_default()) {
+            // Without a writer it reads as one that has ended.
+            Ok(0) if !self.written && !self.has_ended()? => return Ok(false),
+            Ok(0) => self.ended = true,
+            Ok(read) => (self.written, self.filled.end) = (true, self.filled.end + read),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+
+    /// Whether a writer has been there and has gone.
+    fn has_ended(&self) -> io::Result<bool> {
+        let mut pipe = [PollFd::new(&self.file, PollFlags::IN)];
+        match poll(&mut pipe, Some(&Timespec::default())) {
+            Ok(_) => Ok(pipe.iter().any(|pipe| pipe.revents().contains(PollFlags::HUP))),
+            Err(Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Read for PipeReader {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.buffer.get(self.filled.clone()).unwrap_or_default().read(into)?;
+        self.filled.start += read;
+        Ok(read)
+    }
+}
+
+/// A pipe that is written as fast as its reader reads.
+#[derive(Debug)]
+pub(super) struct PipeWriter {
+    path: PathBuf,
+    /// `None` until somebody reads it.
+    file: Option<File>,
+    /// What the pipe has had no room for.
+    buffer: Vec<u8>,
+}
+
+impl PipeWriter {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let mut pipe = Self { path: path.into(), file: None, buffer: Vec::new() };
+        pipe.connect()?;
+        Ok(pipe)
+    }
+
+    /// Opens it, if somebody reads it.
+    pub(super) fn connect(&mut self) -> io::Result<()> {
+        if self.file.is_none() {
+            match nonblocking().write(true).open(&self.path) {
+                Ok(file) => self.file = Some(file),
+                Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it takes another packet, however long.
+    pub(super) fn has_room(&mut self) -> io::Result<bool> {
+        if self.buffer.len() >= BLOCK {
+            self.flush()?;
+        }
+        Ok(self.buffer.len() < BLOCK)
+    }
+
+    /// Bytes that were not handed over.
+    pub(super) fn left(&self) -> usize {
+        self.buffer.len()
+    }
+}
+
+impl Write for PipeWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.buffer.write(bytes)
+    }
+
+    /// Hands over what the pipe has room for.
+    fn flush(&mut self) -> io::Result<()> {
+        let Some(file) = &mut self.file else { return Ok(()) };
+        let mut taken = 0;
+        while let Some(rest) = self.buffer.get(taken..).filter(|rest| !rest.is_empty()) {
+            match file.write(rest) {
+                Ok(written) => taken += written,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.buffer.drain(..taken);
+        Ok(())
+    }
+}
