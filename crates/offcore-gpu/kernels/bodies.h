@@ -104,6 +104,20 @@ template <class Group> OG_FN void stage(Group &g, const og_pipeline &p, u32 coun
 	}
 }
 
+// Copies the table of the work to scratch memory, if the group does that; seen behind the next barrier. Once a kernel.
+template <class Group> OG_FN void fetch_table(Group &g, const og_work &work)
+{
+	if (!Group::COPIES_TABLES)
+		return;
+	u32 words = 0;
+	const u32 *from = nullptr;
+	if (work.kind == OG_CRC32C)
+		from = crc32c_table, words = OG_CRC32C_TABLE;
+	else if (work.kind == OG_MATCH && work.trie.states)
+		from = work.trie.pairs, words = OG_PAIRS;
+	g.each(words, [&](u32 i) { g.scratch.table[i] = from[i]; });
+}
+
 // Works on packets from..to of a burst: swap, results, then the rest of the forced time. The first `loaded` descriptors
 // are in scratch memory already. Returns how many results of this thread are not 0.
 template <class Group>
@@ -145,13 +159,13 @@ OG_FN u32 work_on(Group &g, const og_pipeline &p, const Burst &burst, u32 from, 
 				const u8 *payload = memory + place_of(p.pool, packet) + (packet.len - len);
 				switch (kind) {
 				case OG_CRC32C:
-					g.exclusive_or(partial, crc32c_part(payload, len, part, parts));
+					g.exclusive_or(partial, crc32c_part(g.near(crc32c_table), payload, len, part, parts));
 					break;
 				case OG_CHECKSUM:
 					g.add(partial, checksum_part(payload, len, part, parts));
 					break;
 				case OG_MATCH: {
-					u32 lowest = match_part(p.work.trie, payload, len, part, parts);
+					u32 lowest = match_part(p.work.trie, g.near(p.work.trie.pairs), payload, len, part, parts);
 					if (lowest != OG_NO_PATTERN)
 						g.minimum(partial, lowest);
 					break;
@@ -231,6 +245,7 @@ OG_FN bool share(Group &g, const og_pipeline &p, u32 slot, u32 lap, u32 block, u
 	const u64 first = (u64)block * OG_SHARE;
 	const u32 room = packets_in_slot(p.ring), begin = first < room ? (u32)first : room;
 	const u32 loaded = room - begin < OG_SHARE ? room - begin : OG_SHARE;
+	fetch_table(g, p.work);
 	const u32 count = count_of(g, burst, lap, begin, loaded);
 	if (count == OG_QUIT)
 		return false;
@@ -258,6 +273,7 @@ OG_FN bool share(Group &g, const og_pipeline &p, u32 slot, u32 lap, u32 block, u
 template <class Group>
 OG_FN void persistent(Group &g, const og_pipeline &p, u32 first, u32 step, u64 from_turn)
 {
+	fetch_table(g, p.work);
 	for (u64 turn = from_turn + first;; turn += step) {
 		const Place place = place_of(p.ring, turn);
 		Burst burst = burst_in(p.ring, place.slot);
@@ -271,6 +287,8 @@ OG_FN void persistent(Group &g, const og_pipeline &p, u32 first, u32 step, u64 f
 // Waits for one burst and serves it. Returns false on OG_QUIT.
 template <class Group> OG_FN bool graph_node(Group &g, const og_pipeline &p, u32 slot, u32 lap)
 {
+	// While the burst is still to come.
+	fetch_table(g, p.work);
 	Burst burst = burst_in(p.ring, slot);
 	u32 count = wait_for(g, burst, lap);
 	if (count == OG_QUIT)

@@ -20,6 +20,7 @@
 //   now(), wait_until(t)   a clock in nanoseconds; spins until it reaches t
 //   relax(tries)       backs off between two polls
 //   scratch            memory private to the group
+//   near(table)        where a lookup table of the work is read: itself, or its copy in scratch memory
 //
 // All threads call sync, broadcast, any, sum and wait_until at the same place. On a GPU a group is a block of threads. On
 // the host a group is one thread of the operating system that does the work of the block's threads in turn; between two
@@ -52,6 +53,7 @@ namespace og {
 struct Scratch {
 	og_packet packets[OG_TILE];
 	u32 partial[OG_TILE];
+	u32 table[OG_PAIRS];
 	u32 word;
 	u32 sum;
 };
@@ -85,9 +87,13 @@ struct Block {
 	static constexpr u32 SHARED_BY = 5;
 	// The same for packets that are copied and fit in 1 << SHORT_SHARED_BY words: more packets at a time.
 	static constexpr u32 SHORT_SHARED_BY = 3;
+	// Whether lookup tables are copied to scratch memory, which is nearer than any cache and keeps what it has: a read with
+	// acquire semantics empties the L1.
+	static constexpr bool COPIES_TABLES = true;
 	// Loads in flight per thread during a copy, to hide the latency of host memory.
 	static constexpr u32 AHEAD = 4;
 
+	OG_FN const u32 *near(const u32 *) const { return scratch.table; }
 	OG_FN u32 threads() const { return blockDim.x; }
 	OG_FN bool first() const { return threadIdx.x == 0; }
 	OG_FN void sync() const { __syncthreads(); }
@@ -213,9 +219,11 @@ struct Thread {
 	// A single thread cannot share a packet, except on behalf of block threads that would be idle.
 	static constexpr u32 SHARED_BY = 0;
 	static constexpr u32 SHORT_SHARED_BY = 0;
+	static constexpr bool COPIES_TABLES = false;
 
 	Thread(Scratch &memory, u32 threads) : scratch(memory), count(threads ? threads : 1) {}
 
+	const u32 *near(const u32 *table) const { return table; }
 	u32 threads() const { return count; }
 	bool first() const { return true; }
 	void sync() const {}

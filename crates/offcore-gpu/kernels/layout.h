@@ -66,14 +66,20 @@ enum og_kind {
 	OG_MATCH = 3,    // number of the lowest pattern that occurs in the payload, plus one; 0: none does
 };
 
+// Words of og_trie's `pairs`: a bit for every two bytes.
+#define OG_PAIRS 2048u
+// In an edge's or a first byte's next state: a pattern ends there.
+#define OG_ENDS 0x80000000u
+
 // The patterns of OG_MATCH as a trie without failure links: a walk starts at every byte and ends where there is no
 // edge. State 0 is the root. Edges are in a hash table of `mask` + 1 entries (a power of two) with linear probing from
-// og_hash(state << 8 | byte) & mask. An entry is key | next state << 32. An entry of 0 is empty: no edge leads to the
-// root.
+// og_hash(state << 8 | byte) & mask. An entry is key | next << 32, where next is the state, and OG_ENDS if a pattern ends
+// there. An entry of 0 is empty: no edge leads to the root.
 struct og_trie {
 	const u64 *edges;
 	const u32 *lowest;  // by state: 1 + number of the lowest pattern that ends there, or 0
-	const u32 *first;   // 256 entries: the state after this first byte, or 0
+	const u32 *first;   // 256 entries: next after this first byte, or 0
+	const u32 *pairs;   // bit a << 8 | b, from each word's lowest on: whether a walk that starts with a, b finds anything
 	u32 mask;
 	u32 states;         // at most 1 << 24
 	u32 longest;        // bytes of the longest pattern
@@ -110,5 +116,5 @@ struct og_pipeline {
 };
 
 static_assert(sizeof(og_packet) == 8 && sizeof(og_slot) == 8 && sizeof(og_answer) == 8, "heads and packets");
-static_assert(sizeof(og_pool) == 24 && sizeof(og_ring) == 32 && sizeof(og_trie) == 40, "pool, ring and trie");
-static_assert(sizeof(og_work) == 56 && sizeof(og_pipeline) == 112, "work and pipeline");
+static_assert(sizeof(og_pool) == 24 && sizeof(og_ring) == 32 && sizeof(og_trie) == 48, "pool, ring and trie");
+static_assert(sizeof(og_work) == 64 && sizeof(og_pipeline) == 120, "work and pipeline");

@@ -74,24 +74,24 @@ OG_FN void write_back(const u8 *from, u8 *to)
 // Minimum length of a part: moving its remainder into place costs about as much.
 #define OG_CRC32C_PART 32u
 
-// The CRC of each 4-bit value.
-OG_TABLE u32 crc32c_nibble[16] = {
+// The CRC of each 4-bit value, then x^(8 * 2^i) modulo the polynomial for i from 0 to 15: multiplying by it appends 2^i
+// zero bytes.
+#define OG_CRC32C_PASS 16u
+#define OG_CRC32C_TABLE 32u
+OG_TABLE u32 crc32c_table[OG_CRC32C_TABLE] = {
 	0x00000000, 0x105ec76f, 0x20bd8ede, 0x30e349b1, 0x417b1dbc, 0x5125dad3, 0x61c69362, 0x7198540d,
 	0x82f63b78, 0x92a8fc17, 0xa24bb5a6, 0xb21572c9, 0xc38d26c4, 0xd3d3e1ab, 0xe330a81a, 0xf36e6f75,
-};
 
-// x^(8 * 2^i) modulo the polynomial: multiplying by it appends 2^i zero bytes.
-OG_TABLE u32 crc32c_pass[16] = {
 	0x00800000, 0x00008000, 0x82f63b78, 0x6ea2d55c, 0x18b8ea18, 0x510ac59a, 0xb82be955, 0xb8fdb1e7,
 	0x88e56f72, 0x74c360a4, 0xe4172b16, 0x0d65762a, 0x35d73a62, 0x28461564, 0xbf455269, 0xe2ea32dc,
 };
 
-OG_FN u32 crc32c_bytes(u32 state, const u8 *bytes, u32 len)
+OG_FN u32 crc32c_bytes(const u32 *table, u32 state, const u8 *bytes, u32 len)
 {
 	for (u32 i = 0; i < len; i++) {
 		state ^= bytes[i];
-		state = state >> 4 ^ crc32c_nibble[state & 15];
-		state = state >> 4 ^ crc32c_nibble[state & 15];
+		state = state >> 4 ^ table[state & 15];
+		state = state >> 4 ^ table[state & 15];
 	}
 	return state;
 }
@@ -109,17 +109,17 @@ OG_FN u32 crc32c_product(u32 a, u32 b)
 }
 
 // The CRC state after `zeroes` (at most 65535) zero bytes.
-OG_FN u32 crc32c_after(u32 state, u32 zeroes)
+OG_FN u32 crc32c_after(const u32 *table, u32 state, u32 zeroes)
 {
 	for (u32 i = 0; zeroes; i++, zeroes >>= 1)
 		if (zeroes & 1)
-			state = crc32c_product(state, crc32c_pass[i]);
+			state = crc32c_product(state, table[OG_CRC32C_PASS + i]);
 	return state;
 }
 
 // A part's contribution: the exclusive or of all parts is the CRC state of the whole, since CRC is linear. Parts are
-// consecutive pieces; the first one starts from the initial value.
-OG_FN u32 crc32c_part(const u8 *bytes, u32 len, u32 part, u32 parts)
+// consecutive pieces; the first one starts from the initial value. `table` is crc32c_table or a copy.
+OG_FN u32 crc32c_part(const u32 *table, const u8 *bytes, u32 len, u32 part, u32 parts)
 {
 	u32 piece = (len + parts - 1) / parts;
 	if (piece < OG_CRC32C_PART)
@@ -128,7 +128,7 @@ OG_FN u32 crc32c_part(const u8 *bytes, u32 len, u32 part, u32 parts)
 	if (begin >= len)
 		return part ? 0 : ~0u;
 	u32 end = begin + piece < len ? begin + piece : len;
-	return crc32c_after(crc32c_bytes(part ? 0 : ~0u, bytes + begin, end - begin), len - end);
+	return crc32c_after(table, crc32c_bytes(table, part ? 0 : ~0u, bytes + begin, end - begin), len - end);
 }
 
 // The sum of every `parts`th 16-bit word in network order; a trailing odd byte is padded with zero. A packet has at
@@ -152,7 +152,7 @@ OG_FN u32 checksum_of(u32 sum)
 // Not a pattern number.
 #define OG_NO_PATTERN 0xffffffffu
 
-// The next state, or 0 if there is no edge.
+// The next state, with OG_ENDS if a pattern ends there, or 0 if there is no edge.
 OG_FN u32 next_state(const og_trie &trie, u32 state, u8 byte)
 {
 	u32 key = state << 8 | byte;
@@ -165,22 +165,30 @@ OG_FN u32 next_state(const og_trie &trie, u32 state, u8 byte)
 	}
 }
 
-// The lowest pattern that starts at one of every `parts`th byte.
-OG_FN u32 match_part(const og_trie &trie, const u8 *bytes, u32 len, u32 part, u32 parts)
+// The lowest pattern that starts at one of every `parts`th byte. `pairs` are the trie's or a copy: most walks end there.
+OG_FN u32 match_part(const og_trie &trie, const u32 *pairs, const u8 *bytes, u32 len, u32 part, u32 parts)
 {
 	u32 lowest = OG_NO_PATTERN;
 	if (trie.states == 0)
 		return lowest;
 	for (u32 begin = part; begin < len && lowest != 0; begin += parts) {
-		u32 state = trie.first[bytes[begin]];
-		for (u32 at = begin + 1; state != 0; at++) {
-			// 0 - 1 if no pattern ends here: OG_NO_PATTERN.
-			u32 ends = trie.lowest[state] - 1;
-			if (ends < lowest)
-				lowest = ends;
+		const u32 byte = bytes[begin];
+		if (begin + 1 < len) {
+			const u32 pair = byte << 8 | bytes[begin + 1];
+			if ((pairs[pair >> 5] >> (pair & 31) & 1) == 0)
+				continue;
+		}
+		u32 next = trie.first[byte];
+		for (u32 at = begin + 1; next != 0; at++) {
+			const u32 state = next & ~OG_ENDS;
+			if (next & OG_ENDS) {
+				u32 ends = trie.lowest[state] - 1;
+				if (ends < lowest)
+					lowest = ends;
+			}
 			if (at >= len)
 				break;
-			state = next_state(trie, state, bytes[at]);
+			next = next_state(trie, state, bytes[at]);
 		}
 	}
 	return lowest;

@@ -20,6 +20,7 @@ mod library;
 pub(crate) mod memory;
 mod service;
 mod slots;
+mod tables;
 mod thread;
 
 use std::sync::Arc;

@@ -8,10 +8,12 @@ use offcore_stats::named;
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use offcore_mem::DeviceMemory;
 
 use crate::layout::PipelineView;
+use crate::trie::Trie;
 
 /// Why a device cannot be used.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
@@ -68,10 +70,13 @@ impl fmt::Display for Memory {
 }
 
 /// The parameters of a service.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Service {
     /// Packets, bursts and work. The memory outlives the service: see [`Device::start`].
     pub view: PipelineView,
+    /// The patterns of [`Kind::Match`](crate::layout::Kind::Match). The device keeps them, and sets
+    /// [`WorkView::trie`](crate::layout::WorkView::trie).
+    pub trie: Option<Arc<Trie>>,
     /// How the device gets bursts.
     pub launch: Launch,
     /// Blocks that serve the ring in turn, if the device polls: 1 to 64.

@@ -18,8 +18,9 @@ use offcore_ring::spsc::{self, Consumer, Producer};
 use crate::device::{Device, DeviceError, Launch, Launcher, Memory, Service, Started, Watch};
 use crate::idle::{Idle, NAP};
 use crate::kernel;
-use crate::layout::{PipelineView, PoolView};
+use crate::layout::{PipelineView, PoolView, TrieView};
 use crate::ring::slot_and_lap;
+use crate::trie::Trie;
 
 /// The name of the device.
 pub const HOST: &str = "host";
@@ -80,6 +81,8 @@ struct State {
     staging: Option<Mapping>,
     /// The same for memory that packets are received into.
     _direct: Option<DeviceMemory>,
+    /// The same for patterns.
+    _trie: Option<Arc<Trie>>,
 }
 
 /// A thread's count in [`State::alive`].
@@ -162,7 +165,10 @@ impl HostDevice {
             service.view.pool.base = memory.base();
         }
         let alive = AtomicUsize::new(workers);
-        let state = Arc::new(State { ending: false.into(), alive, workers, staging, _direct: direct });
+        let trie = service.trie;
+        service.view.work.trie = trie.as_ref().map_or(TrieView::EMPTY, |trie| trie.view());
+        let state =
+            Arc::new(State { ending: false.into(), alive, workers, staging, _direct: direct, _trie: trie });
         let staging = state.staging.as_ref();
         service.view.pool.staging = staging.map_or(ptr::null_mut(), |memory| memory.base().as_ptr());
         self.staging += staging.map_or(0, Mapping::len);

@@ -84,16 +84,24 @@ pub enum Kind {
     Match = 3,
 }
 
+/// Words of [`TrieView::pairs`].
+pub const PAIRS: usize = 2048;
+/// In a next state of [`TrieView`]: a pattern ends there.
+pub const ENDS: u32 = 1 << 31;
+
 /// Patterns as a trie without failure links, as a device sees it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct TrieView {
-    /// The hash table of edges: key (state << 8 | byte) | next state << 32; 0 is an empty entry.
+    /// The hash table of edges: key (state << 8 | byte) | next << 32, where next is the state, and [`ENDS`] if a pattern ends
+    /// there; 0 is an empty entry.
     pub edges: *const u64,
     /// For each state: 1 + number of the lowest pattern that ends there, or 0.
     pub lowest: *const u32,
-    /// 256 entries: the state after this first byte, or 0.
+    /// 256 entries: next after this first byte, or 0.
     pub first: *const u32,
+    /// [`PAIRS`] words: bit a << 8 | b is set if a walk that starts with the bytes a, b finds anything.
+    pub pairs: *const u32,
     /// Entries of the hash table minus one; their number is a power of two.
     pub mask: u32,
     /// Number of states, at most 1 << 24.
@@ -109,6 +117,7 @@ impl TrieView {
         edges: std::ptr::null(),
         lowest: std::ptr::null(),
         first: std::ptr::null(),
+        pairs: std::ptr::null(),
         mask: 0,
         states: 0,
         longest: 0,
@@ -143,6 +152,6 @@ pub struct PipelineView {
 const _: () = {
     assert!(size_of::<PacketDescriptor>() == 8 && size_of::<SlotHead>() == 8 && size_of::<AnswerHead>() == 8);
     assert!(size_of::<SlotHead>() + PACKETS_IN_HEAD_LINE * size_of::<PacketDescriptor>() == 64);
-    assert!(size_of::<PoolView>() == 24 && size_of::<RingView>() == 32 && size_of::<TrieView>() == 40);
-    assert!(size_of::<WorkView>() == 56 && size_of::<PipelineView>() == 112);
+    assert!(size_of::<PoolView>() == 24 && size_of::<RingView>() == 32 && size_of::<TrieView>() == 48);
+    assert!(size_of::<WorkView>() == 64 && size_of::<PipelineView>() == 120);
 };

@@ -144,7 +144,7 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
         pool,
     };
     if let Worker::Device { device, launch, blocks, threads, memory } = worker {
-        let trie = patterns.filter(|_| kind == Kind::Match).map(Trie::new).map(Arc::new);
+        let trie = patterns.filter(|_| kind == Kind::Match).map(Trie::shared);
         let view = PipelineView {
             pool: PoolView {
                 base: pool.memory().0.as_ptr(),
@@ -159,20 +159,20 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
                 // The device sees only the payload of a split packet.
                 skip: if split.is_some() { 0 } else { skip },
                 forced_ns,
-                trie: trie.as_ref().map_or(TrieView::EMPTY, |trie| trie.view()),
+                trie: TrieView::EMPTY,
             },
         };
-        // SAFETY: the pool is never unmapped. `front` owns ring and tables; it ends the service before it releases
+        // SAFETY: the pool is never unmapped. `front` owns the ring; it ends the service before it releases
         // them, or leaks them if the service does not end. Packets are inaccessible from their submission until their
         // burst is answered or the device has stopped: `Back::done` ensures it. If the device hangs, the packets that
         // it may write stay inaccessible. It may read others that continue, but their answers are ignored.
         let Started { launcher, watch, slots } =
-            unsafe { device.start(Service { view, launch, blocks, threads, memory }) }?;
+            unsafe { device.start(Service { view, trie, launch, blocks, threads, memory }) }?;
         if let Some(slots) = &slots {
             // SAFETY: the device promises it, and `front` keeps the slots as long as the ring.
             unsafe { front.submitter.write_slots_at(slots.base) };
         }
-        front.serving = Some(Serving { launcher: Some(launcher), trie, slots });
+        front.serving = Some(Serving { launcher: Some(launcher), slots });
         let quarantine = Vec::new();
         back.serving = Some(Served {
             watch,
@@ -193,7 +193,6 @@ pub fn pipeline(setup: Setup<'_, '_>) -> Result<(Front, Back), PipelineError> {
 #[derive(Debug)]
 struct Serving {
     launcher: Option<Box<dyn Launcher>>,
-    trie: Option<Arc<Trie>>,
     slots: Option<DeviceSlots>,
 }
 
@@ -249,9 +248,9 @@ impl Front {
 
 impl Drop for Front {
     fn drop(&mut self) {
-        let Some(Serving { launcher: Some(launcher), trie, slots }) = self.serving.take() else { return };
+        let Some(Serving { launcher: Some(launcher), slots }) = self.serving.take() else { return };
         let told = self.submitter.quit(launcher.waiters());
-        if !launcher.end_with(Box::new((trie, slots, self.submitter.keep()))) {
+        if !launcher.end_with(Box::new((slots, self.submitter.keep()))) {
             tracing::error!(told, "a device has not stopped: its memory is leaked");
         }
     }

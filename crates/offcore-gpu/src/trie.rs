@@ -1,9 +1,11 @@
 //! A pattern set as tables for a device: a trie without failure links, its edges in one hash table.
 //!
-//! A device's threads start a walk at every byte of a payload. Nearly all walks end after a byte or two, so states are
-//! numbered by their distance from the root: the entries of `lowest` that such walks read are close together.
+//! A device's threads start a walk at every byte of a payload. Nearly all walks end after a byte or two: a bit for every two
+//! bytes says which do, in 8 KiB that a GPU keeps next to its threads, and the others read no more than an edge for each byte.
 
-use crate::layout::TrieView;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crate::layout::{ENDS, PAIRS, TrieView};
 use crate::patterns::Patterns;
 
 /// `og_hash` of `kernels/layout.h`: the finalizer of MurmurHash3.
@@ -20,14 +22,17 @@ pub const fn hash(key: u32) -> u32 {
 /// The tables of `og_trie` (`kernels/layout.h`) for a set of patterns.
 ///
 /// Memory: 16 to 32 bytes of edges for each state, since the hash table is a power of two long and at most half full,
-/// 4 bytes of `lowest`, and 1 KiB. 5,000 patterns of 8 to 32 random bytes have some 95,000 states: 2 MiB of edges, 0.4
+/// 4 bytes of `lowest`, and 9 KiB. 5,000 patterns of 8 to 32 random bytes have some 95,000 states: 2 MiB of edges, 0.4
 /// MiB of `lowest`. The most states there can be take 256 MiB and 64 MiB.
 #[derive(Clone, Debug)]
 pub struct Trie {
     edges: Box<[u64]>,
     lowest: Box<[u32]>,
     first: Box<[u32; 256]>,
+    pairs: Box<[u32; PAIRS]>,
     longest: u32,
+    /// What it was made of.
+    patterns: Patterns,
 }
 
 /// The tables to copy to a device, as `og_trie` describes them.
@@ -37,8 +42,10 @@ pub struct Tables<'a> {
     pub edges: &'a [u64],
     /// For each state: 1 + number of the lowest pattern that ends there, or 0.
     pub lowest: &'a [u32],
-    /// The state after this first byte, or 0.
+    /// Next after this first byte, or 0.
     pub first: &'a [u32; 256],
+    /// A bit for every two bytes that a walk may begin with.
+    pub pairs: &'a [u32; PAIRS],
 }
 
 impl Trie {
@@ -66,22 +73,41 @@ impl Trie {
                 !behind.is_empty()
             });
         }
+        for entry in edges.table.iter_mut().filter(|entry| lowest[(**entry >> 32) as usize] != 0) {
+            *entry |= u64::from(ENDS) << 32;
+        }
         let first = Box::new(std::array::from_fn(|byte| edges.find(byte as u32).unwrap_or(0)));
-        Self { edges: edges.table, lowest, first, longest: patterns.longest() as u32 }
+        let pairs = pairs(patterns);
+        let longest = patterns.longest() as u32;
+        Self { edges: edges.table, lowest, first, pairs, longest, patterns: patterns.clone() }
+    }
+
+    /// That of `patterns`: one for all who have it at the same time.
+    pub fn shared(patterns: &Patterns) -> Arc<Self> {
+        static TRIES: Mutex<Vec<Weak<Trie>>> = Mutex::new(Vec::new());
+        let mut tries = TRIES.lock().unwrap_or_else(PoisonError::into_inner);
+        tries.retain(|trie| trie.strong_count() > 0);
+        if let Some(known) = tries.iter().filter_map(Weak::upgrade).find(|trie| trie.patterns == *patterns) {
+            return known;
+        }
+        let trie = Arc::new(Self::new(patterns));
+        tries.push(Arc::downgrade(&trie));
+        trie
     }
 
     /// The tables.
     pub fn tables(&self) -> Tables<'_> {
-        Tables { edges: &self.edges, lowest: &self.lowest, first: &self.first }
+        Tables { edges: &self.edges, lowest: &self.lowest, first: &self.first, pairs: &self.pairs }
     }
 
     /// The trie with its addresses in this process, valid as long as `self`. A device that copies the
-    /// [`tables`](Self::tables) replaces the three addresses.
+    /// [`tables`](Self::tables) replaces the four addresses.
     pub fn view(&self) -> TrieView {
         TrieView {
             edges: self.edges.as_ptr(),
             lowest: self.lowest.as_ptr(),
             first: self.first.as_ptr(),
+            pairs: self.pairs.as_ptr(),
             // Both fit: there are at most 2^24 - 1 states.
             mask: (self.edges.len() - 1) as u32,
             states: self.lowest.len() as u32,
@@ -92,8 +118,27 @@ impl Trie {
 
     /// Size of the tables in bytes.
     pub fn memory(&self) -> usize {
-        size_of_val(&*self.edges) + size_of_val(&*self.lowest) + size_of_val(&*self.first)
+        size_of_val(&*self.edges)
+            + size_of_val(&*self.lowest)
+            + size_of_val(&*self.first)
+            + size_of_val(&*self.pairs)
     }
+}
+
+/// The bits of the first two bytes of each pattern; after a pattern of one byte any byte may come.
+fn pairs(patterns: &Patterns) -> Box<[u32; PAIRS]> {
+    let mut pairs = Box::new([0; PAIRS]);
+    for pattern in patterns.iter() {
+        let seconds = match *pattern {
+            [_, second, ..] => second..=second,
+            _ => 0..=u8::MAX,
+        };
+        for second in seconds {
+            let pair = usize::from(pattern[0]) << 8 | usize::from(second);
+            pairs[pair / 32] |= 1 << (pair % 32);
+        }
+    }
+    pairs
 }
 
 /// The hash table of edges during construction.

@@ -19,10 +19,12 @@ use crate::cuda::driver::{self, Context, CudaError, Kernel, Module, Stream};
 use crate::cuda::facts::facts_of;
 use crate::cuda::library;
 use crate::cuda::memory::{Allocation, size};
+use crate::cuda::tables::DeviceTrie;
 use crate::cuda::thread::LaunchThread;
 use crate::doctor::{CudaDevice, Ptx, words};
 use crate::layout::{Kind, PipelineView, PoolView, QUIT, RingView, TrieView, WorkView};
 use crate::ptx::PTX;
+use crate::trie::Trie;
 
 /// Threads per warp, the minimum block size.
 pub(crate) const WARP: u32 = 32;
@@ -54,6 +56,8 @@ pub(crate) struct Gpu {
     /// Device copies of packet pools for `Memory::Gpu`, by address and length of the pool. Services share a copy, since
     /// only one service uses a chunk at a time.
     staging: Mutex<Vec<(usize, usize, Weak<Allocation>)>>,
+    /// Patterns in device memory, once for all services.
+    tables: Mutex<Vec<Weak<DeviceTrie>>>,
     /// The thread that launches a kernel per burst, while a service needs it.
     pub(super) launch_thread: Mutex<Weak<LaunchThread>>,
     /// Services whose kernels poll for bursts, and the multiprocessors (SMs) that they occupy.
@@ -144,6 +148,7 @@ impl Gpu {
             facts,
             kernels,
             staging: Mutex::default(),
+            tables: Mutex::default(),
             launch_thread: Mutex::default(),
             reserved,
             multiprocessors,
@@ -216,6 +221,18 @@ impl Gpu {
         let memory = Arc::new(Allocation::new(&self.context, "a copy of the packet pool", len)?);
         staging.push((base, len, Arc::downgrade(&memory)));
         Ok(memory)
+    }
+
+    /// A copy of `trie` in device memory.
+    pub(crate) fn tables(&self, trie: &Arc<Trie>) -> Result<Arc<DeviceTrie>, String> {
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        tables.retain(|copy| copy.strong_count() > 0);
+        if let Some(copy) = tables.iter().filter_map(Weak::upgrade).find(|copy| Arc::ptr_eq(&copy.of, trie)) {
+            return Ok(copy);
+        }
+        let copy = Arc::new(DeviceTrie::new(&self.context, trie)?);
+        tables.push(Arc::downgrade(&copy));
+        Ok(copy)
     }
 
     /// Reserves multiprocessors for a service whose `blocks` blocks of `threads` threads poll for bursts and must all be

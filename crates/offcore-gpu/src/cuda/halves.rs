@@ -15,6 +15,7 @@ use crate::cuda::driver::{CudaError, Kernel, Stream};
 use crate::cuda::gpu::{Gpu, Quiesce, SmReservation, place, quiesce_lock, try_quiesce_lock};
 use crate::cuda::graph::{Graphs, Schedule};
 use crate::cuda::memory::{Allocation, Registration};
+use crate::cuda::tables::DeviceTrie;
 use crate::cuda::thread::{Batch, BatchLauncher, LaunchMailbox, Queue};
 use crate::device::{DeviceSlots, Launch, Launcher, Started, Watch};
 use crate::kernel::SHARE;
@@ -31,7 +32,7 @@ pub(super) struct Resources {
     pub(super) work: Work,
     /// Per-slot words of [`Work::Burst`] and [`Work::Graphs`].
     pub(super) _words: Option<Allocation>,
-    pub(super) _tables: [Option<Allocation>; 3],
+    pub(super) _tables: Option<Arc<DeviceTrie>>,
     pub(super) _staging: Option<Arc<Allocation>>,
     pub(super) _ring: [Option<Registration>; 2],
     pub(super) _pool: Option<Registration>,

@@ -35,7 +35,7 @@ pub(super) unsafe fn start(
                     all pipelines before the first burst is submitted"
             .into());
     }
-    let Service { mut view, launch, blocks, threads, memory } = *service;
+    let Service { mut view, ref trie, launch, blocks, threads, memory } = *service;
     let context = &gpu.context;
     let count = view.ring.count;
     let pool_len = (view.pool.chunks as usize) << view.pool.chunk_shift;
@@ -75,8 +75,8 @@ pub(super) unsafe fn start(
         Memory::Gpu => Some(gpu.staging(pool_base.addr(), pool_len)?),
     };
     view.pool.staging = staging.as_ref().map_or(std::ptr::null_mut(), |memory| memory.at());
-    // SAFETY: the tables are there until the service has ended: the caller's promise.
-    let tables = unsafe { trie_at(gpu, &mut view.work.trie)? };
+    let tables = trie.as_ref().map(|trie| gpu.tables(trie)).transpose()?;
+    view.work.trie = tables.as_ref().map_or(TrieView::EMPTY, |tables| tables.view());
 
     let stream = Stream::new(context).map_err(|error| error.to_string())?;
     gpu.launch_all_once(&stream)?;
@@ -187,27 +187,6 @@ unsafe fn ring_at(gpu: &Gpu, ring: &mut RingView) -> Result<[Option<Registration
     Ok([Some(slots), Some(answers)])
 }
 
-/// Copies the tables to the device and puts their addresses into `trie`.
-///
-/// # Safety
-/// `trie` describes valid tables.
-unsafe fn trie_at(gpu: &Gpu, trie: &mut TrieView) -> Result<[Option<Allocation>; 3], String> {
-    if trie.states == 0 {
-        return Ok([None, None, None]);
-    }
-    let (context, what) = (&gpu.context, "the patterns");
-    // SAFETY: a `TrieView` has `mask` + 1 edges, `states` numbers and 256 first states.
-    let (edges, lowest, first) = unsafe {
-        (
-            Allocation::copy(context, what, trie.edges, trie.mask as usize + 1)?,
-            Allocation::copy(context, what, trie.lowest, trie.states as usize)?,
-            Allocation::copy(context, what, trie.first, 256)?,
-        )
-    };
-    (trie.edges, trie.lowest, trie.first) = (edges.at(), lowest.at(), first.at());
-    Ok([Some(edges), Some(lowest), Some(first)])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,8 +211,14 @@ mod tests {
             },
             work: WorkView { kind: Kind::Nothing, swap: 0, skip: 0, forced_ns: 0, trie: TrieView::EMPTY },
         };
-        let service =
-            Service { view, launch: Launch::Persistent, blocks: 4, threads: 256, memory: Memory::Gpu };
+        let service = Service {
+            view,
+            trie: None,
+            launch: Launch::Persistent,
+            blocks: 4,
+            threads: 256,
+            memory: Memory::Gpu,
+        };
         let text = note(&service, 32 << 20, (2, 256), Some("why"));
         let parts =
             ["pool of 32 MiB", "GPU memory", "bursts in pinned host memory (why)", "2 blocks of 256 threads"];

@@ -52,7 +52,7 @@ fn every_packet_comes_back(
 ) {
     let mut cache = pool.cache();
     let (mut submitter, mut collector) = ring(4, len);
-    let service = Service { view: view(pool, &submitter), launch, blocks, threads, memory };
+    let service = Service { view: view(pool, &submitter), trie: None, launch, blocks, threads, memory };
     // SAFETY: pool and ring stay until the service has ended, below; packets are read after their answer.
     let (mut launcher, mut watch) = unsafe { HostDevice::new().unwrap().serve(service) }.unwrap();
     let state = Arc::clone(&launcher.state);
@@ -115,8 +115,14 @@ fn notes_name_the_stand_in_and_its_memory() {
     let mut notes = Vec::new();
     for memory in [Memory::Host, Memory::Gpu] {
         let (submitter, _collector) = ring(4, 1);
-        let service =
-            Service { view: view(pool, &submitter), launch: Launch::Kernel, blocks: 1, threads: 1, memory };
+        let service = Service {
+            view: view(pool, &submitter),
+            trie: None,
+            launch: Launch::Kernel,
+            blocks: 1,
+            threads: 1,
+            memory,
+        };
         // SAFETY: the service has ended before the ring goes.
         let Started { launcher, .. } = unsafe { device.start(service) }.unwrap();
         assert!(launcher.end());
@@ -138,7 +144,8 @@ fn unavailable_memory_is_refused() {
     let (submitter, _collector) = ring(4, 1);
     let mut view = view(pool, &submitter);
     view.pool.chunks = u32::MAX;
-    let service = Service { view, launch: Launch::Graph, blocks: 1, threads: 1, memory: Memory::Gpu };
+    let service =
+        Service { view, trie: None, launch: Launch::Graph, blocks: 1, threads: 1, memory: Memory::Gpu };
     let mut device = HostDevice::new().unwrap();
     // SAFETY: nothing is started.
     let error = unsafe { device.start(service) }.unwrap_err().to_string();
@@ -153,6 +160,7 @@ fn second_burst_fails(fault: Fault) -> Option<String> {
     let (mut submitter, mut collector) = ring(4, 1);
     let service = Service {
         view: view(pool, &submitter),
+        trie: None,
         launch: Launch::Kernel,
         blocks: 1,
         threads: 1,
@@ -205,6 +213,7 @@ fn numbers_out_of_range_are_refused() {
     {
         let service = Service {
             view: view(pool, &submitter),
+            trie: None,
             launch: Launch::Kernel,
             blocks,
             threads,

@@ -8,7 +8,7 @@ fn walk(trie: &Trie, payload: &[u8]) -> u32 {
     let (view, tables) = (trie.view(), trie.tables());
     assert_eq!(view.edges, tables.edges.as_ptr());
     let next = |state: u32, byte: u8| {
-        let key = state << 8 | u32::from(byte);
+        let key = (state & !ENDS) << 8 | u32::from(byte);
         let mut place = hash(key) & view.mask;
         loop {
             let entry = tables.edges[place as usize];
@@ -16,23 +16,31 @@ fn walk(trie: &Trie, payload: &[u8]) -> u32 {
                 return 0;
             }
             if entry as u32 == key {
-                return (entry >> 32) as u32;
+                let next = (entry >> 32) as u32;
+                assert_eq!(next & ENDS != 0, tables.lowest[(next & !ENDS) as usize] != 0);
+                return next;
             }
             place = (place + 1) & view.mask;
         }
     };
     let mut lowest = 0u32;
     for begin in 0..payload.len() {
-        let mut state = tables.first[usize::from(payload[begin])];
-        assert_eq!(state, next(0, payload[begin]), "the first byte's table agrees with the edges");
+        let mut found = tables.first[usize::from(payload[begin])];
+        assert_eq!(found, next(0, payload[begin]), "the first byte's table agrees with the edges");
+        if let [a, b, ..] = payload[begin..] {
+            let pair = usize::from(a) << 8 | usize::from(b);
+            let goes_on = found & ENDS != 0 || found != 0 && next(found, b) != 0;
+            assert_eq!(tables.pairs[pair / 32] >> (pair % 32) & 1 == 1, goes_on, "{a:02x} {b:02x}");
+        }
         let mut steps = 1;
-        while state != 0 {
+        while found != 0 {
+            let state = found & !ENDS;
             assert!(steps <= view.longest && state < view.states);
             let ends = tables.lowest[state as usize];
             // 0 is none, so the largest of these.
             lowest = if lowest.wrapping_sub(1) > ends.wrapping_sub(1) { ends } else { lowest };
             let Some(&byte) = payload.get(begin + steps as usize) else { break };
-            state = next(state, byte);
+            found = next(state, byte);
             steps += 1;
         }
     }
@@ -77,7 +85,7 @@ fn edges_are_found_by_linear_probing() {
         let mut reached = vec![0; patterns.states()];
         let mut last_at_root = 0;
         for (at, &entry) in tables.edges.iter().enumerate().filter(|(_, entry)| **entry != 0) {
-            let (key, next) = (entry as u32, (entry >> 32) as u32);
+            let (key, next) = (entry as u32, (entry >> 32) as u32 & !ENDS);
             reached[next as usize] += 1;
             assert!(key >> 8 < next, "a state is made after the one that leads to it");
             let mut place = (hash(key) & view.mask) as usize;
@@ -86,7 +94,7 @@ fn edges_are_found_by_linear_probing() {
                 place = (place + 1) & view.mask as usize;
             }
             if key >> 8 == 0 {
-                assert_eq!(tables.first[key as usize], next);
+                assert_eq!(tables.first[key as usize], (entry >> 32) as u32);
                 last_at_root = last_at_root.max(next);
             }
         }
@@ -97,7 +105,7 @@ fn edges_are_found_by_linear_probing() {
         let lowests = tables.lowest.iter().filter(|number| **number != 0).count();
         let different: std::collections::HashSet<&[u8]> = patterns.iter().collect();
         assert_eq!(lowests, different.len());
-        assert_eq!(trie.memory(), tables.edges.len() * 8 + tables.lowest.len() * 4 + 1024);
+        assert_eq!(trie.memory(), tables.edges.len() * 8 + tables.lowest.len() * 4 + 1024 + 8192);
     }
 }
 

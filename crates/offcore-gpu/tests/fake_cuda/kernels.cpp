@@ -116,6 +116,7 @@ struct Arguments {
 			trie.edges = (const u64 *)host("the edges", trie.edges, ((u64)trie.mask + 1) * sizeof(u64));
 			trie.lowest = (const u32 *)host("the patterns' numbers", trie.lowest, (u64)trie.states * sizeof(u32));
 			trie.first = (const u32 *)host("the first states", trie.first, 256 * sizeof(u32));
+			trie.pairs = (const u32 *)host("the pairs", trie.pairs, OG_PAIRS * sizeof(u32));
 		}
 		return p;
 	}

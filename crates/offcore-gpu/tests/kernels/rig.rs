@@ -99,6 +99,7 @@ pub(crate) struct Trie {
     edges: Vec<u64>,
     lowest: Vec<u32>,
     first: Vec<u32>,
+    pairs: Vec<u32>,
     longest: usize,
 }
 
@@ -126,7 +127,18 @@ impl Trie {
                 lowest[state as usize] = number as u32 + 1;
             }
         }
-        let first = (0..256u32).map(|byte| edges.get(&byte).copied().unwrap_or(0)).collect();
+        // Where a pattern ends the next state says so.
+        for next in edges.values_mut().filter(|next| lowest[**next as usize] > 0) {
+            *next |= 1 << 31;
+        }
+        let first: Vec<u32> = (0..256u32).map(|byte| edges.get(&byte).copied().unwrap_or(0)).collect();
+        let mut pairs = vec![0u32; 2048];
+        for pair in 0..=0xffffu32 {
+            let (state, ends) = (first[(pair >> 8) as usize] << 1 >> 1, first[(pair >> 8) as usize] >> 31);
+            if ends == 1 || state != 0 && edges.contains_key(&(state << 8 | pair & 0xff)) {
+                pairs[(pair / 32) as usize] |= 1 << (pair % 32);
+            }
+        }
         // Nearly full, so that probing skips other edges and wraps around.
         let mut table = vec![0u64; (edges.len() + 1).next_power_of_two()];
         let mask = table.len() - 1;
@@ -138,7 +150,7 @@ impl Trie {
             table[at] = u64::from(*key) | u64::from(*next) << 32;
         }
         let longest = patterns.iter().map(Vec::len).max().unwrap_or(0);
-        Self { edges: table, lowest, first, longest }
+        Self { edges: table, lowest, first, pairs, longest }
     }
 
     fn view(&self) -> TrieView {
@@ -146,6 +158,7 @@ impl Trie {
             edges: self.edges.as_ptr(),
             lowest: self.lowest.as_ptr(),
             first: self.first.as_ptr(),
+            pairs: self.pairs.as_ptr(),
             mask: self.edges.len() as u32 - 1,
             states: self.lowest.len() as u32,
             longest: self.longest as u32,

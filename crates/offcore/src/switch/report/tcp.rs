@@ -127,7 +127,7 @@ fn rows(all: &[ConnectionReport]) -> String {
             connection.again.to_string(),
         ]
     });
-    columns("<local|<remote|<state|received|unread|sent|unacked|mss|cwnd|rtt, ms|retransmitted", rows)
+    columns("<local|<remote|<state|received|unread|sent|unacked|mss|cwnd|rtt, ms|retrans", rows)
 }
 
 #[cfg(test)]
@@ -184,8 +184,8 @@ mod tests {
   ended: 9 finished
   seen: 4 ECN marks heeded, 2 fragments not put together
   dropped by the stack: checksum 7
-  local       remote          state        received  unread  sent  unacked   mss   cwnd  rtt, ms  retransmitted
-  10.0.0.2:7  10.0.0.1:40000  ESTABLISHED      1000      10   900       90  1448  14480    1.234              6
+  local       remote          state        received  unread  sent  unacked   mss   cwnd  rtt, ms  retrans
+  10.0.0.2:7  10.0.0.1:40000  ESTABLISHED      1000      10   900       90  1448  14480    1.234        6
   2 connections are not shown
 ";
         assert_eq!(hosts(&report) + &connections(&report), expected);

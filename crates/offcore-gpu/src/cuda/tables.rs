@@ -1,0 +1,46 @@
+//! Patterns in device memory.
+
+use std::sync::Arc;
+
+use crate::cuda::driver::Context;
+use crate::cuda::memory::Allocation;
+use crate::layout::TrieView;
+use crate::trie::Trie;
+
+/// A copy of a trie.
+#[derive(Debug)]
+pub(crate) struct DeviceTrie {
+    pub(crate) of: Arc<Trie>,
+    edges: Allocation,
+    lowest: Allocation,
+    first: Allocation,
+    pairs: Allocation,
+}
+
+impl DeviceTrie {
+    pub(crate) fn new(context: &Arc<Context>, of: &Arc<Trie>) -> Result<Self, String> {
+        fn copied<T: Copy>(context: &Arc<Context>, table: &[T]) -> Result<Allocation, String> {
+            // SAFETY: plain numbers of a slice.
+            unsafe { Allocation::copy(context, "the patterns", table.as_ptr(), table.len()) }
+        }
+        let tables = of.tables();
+        Ok(Self {
+            of: Arc::clone(of),
+            edges: copied(context, tables.edges)?,
+            lowest: copied(context, tables.lowest)?,
+            first: copied(context, tables.first)?,
+            pairs: copied(context, tables.pairs)?,
+        })
+    }
+
+    /// With its addresses on the device, valid as long as `self`.
+    pub(crate) fn view(&self) -> TrieView {
+        TrieView {
+            edges: self.edges.at(),
+            lowest: self.lowest.at(),
+            first: self.first.at(),
+            pairs: self.pairs.at(),
+            ..self.of.view()
+        }
+    }
+}
