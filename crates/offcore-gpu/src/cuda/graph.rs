@@ -2,8 +2,8 @@
 //!
 //! A ring is served by graphs of up to 8 chained nodes, which are relaunched every lap. A node of b blocks serves b
 //! slots, those after the slots of the node before it: bursts are served one block each, b at a time. A block finds its
-//! lap in a word of device memory. A launch, which costs the lcore microseconds, is shared by 8 b bursts, and a burst
-//! finds its kernel waiting: see [`Schedule`].
+//! lap in a word of device memory. A launch, which takes microseconds of the launch thread ([`crate::cuda::thread`]), is
+//! shared by 8 b bursts, and a burst finds its kernel waiting: see [`Schedule`].
 
 use std::ffi::c_void;
 use std::fmt;
@@ -28,7 +28,7 @@ pub(crate) fn blocks_of_node(blocks: u32, slots: u32) -> u32 {
 /// All graphs go to one stream, so that nodes serve turns in order. Once the burst of turn t has been submitted, its
 /// graph and the next one have been launched: graphs 0 and 1 at turn 0, then one at the first turn of every graph. So a
 /// node always waits for the next turn, and an idle stream means that the device has died.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Schedule {
     slots: u32,
     /// Slots per node.
@@ -59,7 +59,7 @@ impl Schedule {
     /// The next graph to launch once the burst of `turn` has been submitted. Called until it returns `None`.
     pub(crate) fn due(&mut self, turn: u64) -> Option<u32> {
         let span = u64::from(self.span);
-        if self.launched >= (turn / span + 2) * span {
+        if self.launched >= self.after(turn) {
             return None;
         }
         let graph = self.launched / span % u64::from(self.graphs());
@@ -67,13 +67,21 @@ impl Schedule {
         Some(graph as u32)
     }
 
-    /// Number of quits needed from `turn` on, the first turn without a burst, for every launched node to end.
+    /// Turns whose nodes have been launched when nothing is due after the burst of `turn`.
+    fn after(&self, turn: u64) -> u64 {
+        let span = u64::from(self.span);
+        (turn / span + 2) * span
+    }
+
+    /// Number of quits needed from `turn` on, the first turn without a burst, for every node to end that has been launched, or
+    /// will be.
     ///
-    /// The nodes of turns `turn` to `launched` - 1 get no burst: between one and two graphs' worth, less one. If that
+    /// The nodes of turns `turn` to the last one launched get no burst: between one and two graphs' worth, less one. If that
     /// exceeds the number of slots, each slot gets one quit: the first node of a slot that reads it does not advance
     /// the slot's lap, so the second one waits for the same lap and reads the same quit.
     pub(crate) fn waiters(&self, turn: u64) -> usize {
-        self.launched.saturating_sub(turn).min(self.slots.into()) as usize
+        let launched = turn.checked_sub(1).map_or(0, |last| self.after(last));
+        (launched - turn).min(self.slots.into()) as usize
     }
 }
 
@@ -89,8 +97,10 @@ struct Exec {
     exec: sys::CUgraphExec,
 }
 
-// SAFETY: a graph may be used by any thread, one at a time, which `&mut` ensures.
+// SAFETY: a graph may be used by any thread, one at a time: who launches promises it, and `drop` has the last reference.
 unsafe impl Send for Graphs {}
+// SAFETY: as above.
+unsafe impl Sync for Graphs {}
 
 impl fmt::Debug for Graphs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -132,9 +142,9 @@ impl Graphs {
     /// Launches graph `index` on the stream. It allocates nothing.
     ///
     /// # Safety
-    /// The memory that the graph's view refers to stays until the stream is idle.
+    /// The memory that the graph's view refers to stays until the stream is idle. One thread launches.
     #[inline]
-    pub(crate) unsafe fn launch(&mut self, index: u32, stream: &Stream) -> Result<(), CudaError> {
+    pub(crate) unsafe fn launch(&self, index: u32, stream: &Stream) -> Result<(), CudaError> {
         self.context.enter()?;
         // SAFETY: the context is current, both are valid; the rest is the caller's promise.
         unsafe { call!(cuGraphLaunch(self.graphs[index as usize].exec, stream.raw())) }

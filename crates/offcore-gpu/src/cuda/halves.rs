@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::mem::{ManuallyDrop, forget};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -53,8 +53,8 @@ pub(super) enum Work {
     Burst { tally: *mut u64 },
     /// One kernel for all bursts.
     Persistent,
-    /// Graphs of kernels.
-    Graphs(Graphs, Schedule),
+    /// Graphs of kernels, by the launch thread.
+    Graphs(Arc<Graphs>, Schedule),
 }
 
 // SAFETY: device addresses are not bound to a thread.
@@ -87,10 +87,22 @@ pub(super) fn halves(
         ended: false.into(),
         refused: OnceLock::new(),
         mailbox: queue.as_ref().map(Queue::mailbox),
+        submitted: 0.into(),
+        handled: 0.into(),
     });
-    if let (Some(queue), Some(answers), Work::Burst { tally }) = (&mut queue, answers, &resources.work) {
-        let (state, kernel, tally) = (Arc::clone(&state), resources.gpu.kernels.burst, *tally);
-        queue.open(Box::new(BurstLauncher { state, kernel, view, tally, threads, answers }));
+    if let (Some(queue), Some(answers)) = (&mut queue, answers) {
+        let state = Arc::clone(&state);
+        match &resources.work {
+            Work::Persistent => {}
+            Work::Burst { tally } => {
+                let (kernel, tally) = (resources.gpu.kernels.burst, *tally);
+                queue.open(Box::new(BurstLauncher { state, kernel, view, tally, threads, answers }));
+            }
+            Work::Graphs(graphs, schedule) => {
+                let (graphs, schedule) = (Arc::clone(graphs), *schedule);
+                queue.open(Box::new(GraphLauncher { state, graphs, schedule }));
+            }
+        }
     }
     let watch = Box::new(CudaWatch { state: Arc::clone(&state) });
     let launcher = CudaLauncher { state, resources: Some(resources), queue, view, blocks, threads, turns: 0 };
@@ -116,6 +128,9 @@ struct State {
     refused: OnceLock<CudaError>,
     /// The mailbox of the launch thread, unless the lcore that submits launches.
     mailbox: Option<Arc<LaunchMailbox>>,
+    /// Bursts that have been submitted, and of those the ones whose graphs the launch thread has launched.
+    submitted: AtomicU64,
+    handled: AtomicU64,
 }
 
 impl State {
@@ -138,6 +153,18 @@ impl State {
             self.stopped.store(true, Ordering::SeqCst);
         }
         self.launching.store(false, Ordering::SeqCst);
+    }
+
+    /// The first launch of kernels that poll for bursts: after it nothing in the process may be allocated or
+    /// registered. Waits for a service that is being set up.
+    #[cold]
+    fn begin(&self, launch: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaError> {
+        let mut quiesce = quiesce_lock();
+        self.enter(&mut quiesce);
+        let done = launch();
+        // An earlier launch may have succeeded even if this one failed.
+        self.launched.store(true, Ordering::Release);
+        done
     }
 
     /// Whether a launch is still in progress after `stopped` was set.
@@ -202,17 +229,12 @@ impl Launcher for CudaLauncher {
     #[inline]
     fn submitted(&mut self, turn: u64, packets: usize) {
         self.turns = turn + 1;
-        if let Some(queue) = &mut self.queue {
-            queue.push(turn, packets);
-            return;
-        }
         let state = &*self.state;
-        if state.launch == Launch::Persistent && state.launched.load(Ordering::Relaxed) {
-            return;
-        }
-        if let Some(resources) = &mut self.resources {
-            let launching = Launching { state, view: &self.view, blocks: self.blocks, threads: self.threads };
-            state.launch(|| launching.launch(resources, turn));
+        if let Some(queue) = &mut self.queue {
+            state.submitted.store(self.turns, Ordering::Release);
+            queue.push(turn, packets);
+        } else if !state.launched.load(Ordering::Relaxed) {
+            self.launch_persistent();
         }
     }
 
@@ -225,18 +247,30 @@ impl Launcher for CudaLauncher {
     }
 
     fn waiters(&self) -> usize {
-        if !self.state.launched.load(Ordering::Relaxed) {
-            return 0;
-        }
         match self.resources.as_ref().map(|resources| &resources.work) {
-            Some(Work::Persistent) => self.blocks as usize,
+            Some(Work::Persistent) if self.state.launched.load(Ordering::Relaxed) => self.blocks as usize,
             Some(Work::Graphs(_, schedule)) => schedule.waiters(self.turns),
-            Some(Work::Burst { .. }) | None => 0,
+            Some(Work::Persistent | Work::Burst { .. }) | None => 0,
         }
     }
 }
 
 impl CudaLauncher {
+    #[cold]
+    fn launch_persistent(&self) {
+        let Self { state, resources: Some(Resources { gpu, .. }), view, blocks, threads, .. } = self else {
+            return;
+        };
+        let launch = || {
+            gpu.context.enter()?;
+            let parameters = &mut [place(view), place(&0u32), place(blocks), place(&0u64)];
+            // SAFETY: the context is current; these are the parameters of `og_persistent`. The device memory that they
+            // refer to is in the resources, which stay until the stream is idle.
+            unsafe { gpu.kernels.persistent.launch(&state.stream, ([*blocks, 1], *threads), parameters) }
+        };
+        state.launch(|| state.begin(launch));
+    }
+
     /// Ends the service. Returns whether no kernel runs any more and the memory may be freed. `memory`, if given, is
     /// kept for as long as it is registered; without it, the result is false also if other services keep it registered.
     fn finish(mut self, memory: Option<Box<dyn Any + Send>>) -> bool {
@@ -285,56 +319,6 @@ impl Drop for CudaLauncher {
             self.state.stopped.store(true, Ordering::SeqCst);
             forget(resources);
         }
-    }
-}
-
-/// The parameters of a launch.
-struct Launching<'a> {
-    state: &'a State,
-    view: &'a PipelineView,
-    blocks: u32,
-    threads: u32,
-}
-
-impl Launching<'_> {
-    /// Launches what the burst of `turn` needs.
-    #[inline]
-    fn launch(&self, resources: &mut Resources, turn: u64) -> Result<(), CudaError> {
-        let Self { state, view, blocks, threads } = *self;
-        let stream = &state.stream;
-        match &mut resources.work {
-            // The launch thread does it.
-            Work::Burst { .. } => Ok(()),
-            Work::Persistent => self.begin(|| {
-                resources.gpu.context.enter()?;
-                let parameters = &mut [place(view), place(&0u32), place(&blocks), place(&0u64)];
-                // SAFETY: the context is current; these are the parameters of `og_persistent`. The device memory that
-                // they refer to is in `resources`, which stays until the stream is idle.
-                unsafe { resources.gpu.kernels.persistent.launch(stream, ([blocks, 1], threads), parameters) }
-            }),
-            Work::Graphs(graphs, schedule) => {
-                let mut due = || {
-                    while let Some(graph) = schedule.due(turn) {
-                        // SAFETY: the device memory of the view is in `resources`, as above.
-                        unsafe { graphs.launch(graph, stream) }?;
-                    }
-                    Ok(())
-                };
-                if state.launched.load(Ordering::Relaxed) { due() } else { self.begin(due) }
-            }
-        }
-    }
-
-    /// The first launch of kernels that poll for bursts: after it nothing in the process may be allocated or
-    /// registered. Waits for a service that is being set up.
-    #[cold]
-    fn begin(&self, launch: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaError> {
-        let mut quiesce = quiesce_lock();
-        self.state.enter(&mut quiesce);
-        let done = launch();
-        // An earlier launch may have succeeded even if this one failed.
-        self.state.launched.store(true, Ordering::Release);
-        done
     }
 }
 
@@ -406,6 +390,37 @@ impl BatchLauncher for BurstLauncher {
     }
 }
 
+/// Launches the graphs of one ring, on the launch thread.
+#[derive(Debug)]
+struct GraphLauncher {
+    state: Arc<State>,
+    graphs: Arc<Graphs>,
+    schedule: Schedule,
+}
+
+impl BatchLauncher for GraphLauncher {
+    #[inline]
+    fn launch(&mut self, Batch { turn, bursts, .. }: Batch) {
+        let Self { state, graphs, schedule } = self;
+        let turns = turn + u64::from(bursts);
+        let mut due = || {
+            while let Some(graph) = schedule.due(turns - 1) {
+                // SAFETY: the device memory that the graphs refer to is in the resources, as above. Only this thread
+                // launches.
+                unsafe { graphs.launch(graph, &state.stream) }?;
+            }
+            Ok(())
+        };
+        state.launch(|| if state.launched.load(Ordering::Relaxed) { due() } else { state.begin(due) });
+        state.handled.store(turns, Ordering::Release);
+    }
+
+    /// Graphs wait for their bursts.
+    fn is_answered(&self, _turn: u64) -> bool {
+        true
+    }
+}
+
 /// The watch.
 #[derive(Debug)]
 struct CudaWatch {
@@ -421,7 +436,13 @@ impl Watch for CudaWatch {
         // Read before the stream is queried: nothing is launched after a failed launch or after the thread has ended.
         let (refused, gone) = (state.refused.get(), state.is_thread_gone());
         let launched = state.launched.load(Ordering::Acquire);
-        failure_of((state.launch, launched), (refused, gone), &state.stream.is_idle())
+        // A graph always waits for the next burst, but for moments in which the launch thread is behind.
+        let submitted = state.submitted.load(Ordering::Acquire);
+        let handled = state.handled.load(Ordering::Acquire);
+        let idle = state.stream.is_idle();
+        let is_waited_for = state.launch != Launch::Graph
+            || submitted == handled && submitted == state.submitted.load(Ordering::Acquire);
+        failure_of((state.launch, launched && is_waited_for), (refused, gone), &idle)
     }
 
     fn give_up(&mut self) -> bool {
@@ -442,7 +463,7 @@ impl Watch for CudaWatch {
 }
 
 /// Why no kernel runs in a service that was not ended, by the state of its stream: the service's `launch` type, whether
-/// polling kernels have been `launched`, which launch was `refused`, and whether its thread is `gone`.
+/// polling kernels have been `launched` and should run, which launch was `refused`, and whether its thread is `gone`.
 fn failure_of(
     (launch, launched): (Launch, bool),
     (refused, gone): (Option<&CudaError>, bool),

@@ -90,12 +90,12 @@ pub(super) unsafe fn start(
         view.ring.slots = memory.at();
     }
     let queue = match launch {
-        Launch::Kernel => {
+        Launch::Kernel | Launch::Graph => {
             let queue = LaunchThread::shared_at(&gpu.launch_thread)?.queue(count)?;
             // SAFETY: the caller's promise.
             Some((queue, unsafe { Answers::new(service.view.ring) }))
         }
-        _ => None,
+        Launch::Persistent => None,
     };
     let (work, words) = work(gpu, launch, &view, &stream, (kernel, threads), blocks)?;
     context.settle().map_err(|error| error.to_string())?;
@@ -137,7 +137,8 @@ fn work(
         Launch::Graph => {
             let (words, schedule) = (words(size_of::<u32>())?, Schedule::new(count, blocks));
             let graphs = Graphs::new(context, stream, &schedule, kernel, (view, words.at()));
-            (Work::Graphs(graphs.map_err(|error| format!("its graphs: {error}"))?, schedule), Some(words))
+            let graphs = graphs.map_err(|error| format!("its graphs: {error}"))?;
+            (Work::Graphs(Arc::new(graphs), schedule), Some(words))
         }
     })
 }
@@ -156,7 +157,11 @@ fn note(service: &Service, pool_len: usize, (blocks, threads): (u32, u32), no_sl
              {threads} threads per {SHARE} packets"
         ),
         Launch::Persistent => format!("a persistent kernel of {blocks} blocks of {threads} threads"),
-        Launch::Graph => format!("graphs of kernels of {blocks} blocks of {threads} threads"),
+        Launch::Graph => {
+            format!(
+                "an unbound thread launches graphs of kernels of {blocks} blocks of {threads} threads ahead of bursts"
+            )
+        }
     };
     let bursts = match no_slots {
         None => "bursts in GPU memory, which the CPU has mapped".into(),

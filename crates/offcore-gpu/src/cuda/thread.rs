@@ -1,8 +1,9 @@
-//! The launch thread, one per GPU, for services with a kernel per burst.
+//! The launch thread, one per GPU, for services with a kernel per burst or with graphs.
 //!
 //! The launch path of a CUDA context is serialised: lcores that launch concurrently wait for each other, microseconds
 //! per launch. So an lcore pushes what it submits to a [`Queue`], and one thread launches for all lcores. It visits the
-//! queues in turn, and launches what has arrived at one together, up to [`MAX_BATCH`] bursts. A single burst is launched
+//! queues in turn, and launches what has arrived at one together, up to [`MAX_BATCH`] bursts. Graphs have been launched ahead
+//! of their bursts. With a kernel per burst, a single burst is launched
 //! at once while fewer than [`AHEAD`] launches of its queue are unfinished. Otherwise it could only wait in the stream:
 //! it waits here, for others to share its launch.
 //!
@@ -37,10 +38,11 @@ pub(super) struct Batch {
 
 /// Launches the bursts of one ring. The thread drops it when it releases the queue.
 pub(super) trait BatchLauncher: fmt::Debug + Send {
-    /// Launches a kernel for these bursts; remembers the error if it fails.
+    /// Launches what these bursts need; remembers the error if it fails.
     fn launch(&mut self, batch: Batch);
 
-    /// Whether the burst of a turn that has been launched is answered, or never will be.
+    /// Whether the next launch need not wait for the burst of this turn, which has been launched: it is answered, or never
+    /// will be.
     fn is_answered(&self, turn: u64) -> bool;
 }
 

@@ -104,6 +104,22 @@ fn bursts_behind_a_slow_launch_are_batched() {
     assert_eq!(fake.live(), "nothing");
 }
 
+/// The kernels of the last graph are through long before the next graph is launched: no failure, and no lcore that waits.
+#[test]
+fn bursts_wait_for_a_slow_launch_of_their_graph() {
+    let fake = Fake::new();
+    let mut device = devices::open("cuda:0").unwrap();
+    for memory in Memory::ALL {
+        let case = Case { burst: 1, slots: 16, bursts: 80, ..Case::new(Launch::Graph, memory) };
+        fake.set("launch_us", 30_000);
+        let line = Line::new(&mut *device, pool(1, 1), case).unwrap();
+        assert_eq!(run(vec![line]), [None], "{case:?}");
+        fake.set("launch_us", 0);
+    }
+    drop(device);
+    assert_eq!(fake.live(), "nothing");
+}
+
 #[test]
 fn pipelines_share_the_launch_thread() {
     let fake = Fake::new();

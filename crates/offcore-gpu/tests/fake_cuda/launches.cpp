@@ -37,6 +37,18 @@ int make_launch(const Lock &, Launch &launch, Function *function, const unsigned
 	return SUCCESS;
 }
 
+// A launch takes as long as it is set to.
+static int take_time(Lock &lock, Context &context)
+{
+	const long long us = state().settings.launch_us;
+	if (us == 0)
+		return SUCCESS;
+	lock.unlock();
+	std::this_thread::sleep_for(std::chrono::microseconds(us));
+	lock.lock();
+	return error_of(lock, context);
+}
+
 } // namespace fake
 
 using namespace fake;
@@ -46,13 +58,8 @@ API int cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, uns
                        void **extra)
 {
 	ENTER_IN_CONTEXT();
-	if (const long long us = all.settings.launch_us) {
-		lock.unlock();
-		std::this_thread::sleep_for(std::chrono::microseconds(us));
-		lock.lock();
-		if (int error = error_of(lock, *context))
-			return error;
-	}
+	if (int error = take_time(lock, *context))
+		return error;
 	// On the null stream a kernel that polls would deadlock with the caller.
 	if (shared || extra || !stream)
 		return INVALID_VALUE;
@@ -149,6 +156,8 @@ API int cuGraphUpload(Exec *exec, Stream *stream)
 API int cuGraphLaunch(Exec *exec, Stream *stream)
 {
 	ENTER_IN_CONTEXT();
+	if (int error = take_time(lock, *context))
+		return error;
 	if (!all.execs.count(exec) || !all.streams.count(stream) || exec->context != context || stream->context != context)
 		return INVALID_HANDLE;
 	for (const Launch &launch : exec->launches)

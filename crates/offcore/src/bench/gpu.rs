@@ -207,8 +207,8 @@ fn table(rows: &[Row]) -> String {
 const PUBLISHED_NOTE: &str = "\
 A100, V100: Gbit/s as published for l2fwd-nv with four pipelines (assumed) on a port of 100 Gbit/s, packets in the GPU's
 memory (io, memory host: in CPU memory); theirs came from a network card and went to one, ours have no port and no
-card under them, and neither has workload none. Workload kernel takes one lcore more on a GPU, for the thread that
-launches. model: of that program, fitted to its second table; p50, p99: from when a burst was handed over until
+card under them, and neither has workload none. Workloads kernel and graph take one core more on a GPU, for the
+thread that launches. model: of that program, fitted to its second table; p50, p99: from when a burst was handed over until
 it was back, in a closed loop; submit, collect: what handing a burst over and taking it back takes an lcore;
 bottleneck: generator where its own limit (workload none) is within 10 %.
 ";
