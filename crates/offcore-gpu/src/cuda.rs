@@ -8,8 +8,10 @@
 //! * `thread`: the thread that launches a kernel per burst or per batch of bursts,
 //! * `direct`: device memory that network cards reach,
 //! * `graph`: graphs of kernels; `slots`: ring slots in device memory,
-//! * `facts`: what the driver reports, for the doctor.
+//! * `tables`: patterns in device memory,
+//! * `facts`: what the driver reports, for the doctor; `costs`: what reads and launches take.
 
+mod costs;
 mod direct;
 pub(crate) mod driver;
 mod facts;
@@ -30,6 +32,7 @@ use offcore_mem::DeviceMemory;
 use crate::cuda::gpu::Gpu;
 use crate::device::{Device, DeviceError, Service, Started};
 
+pub use costs::{Costs, KernelCosts};
 pub use facts::facts;
 pub use gpu::use_all_queues;
 
@@ -68,6 +71,14 @@ impl CudaDevice {
             Ok(gpu) => Ok(Self { name, gpu, direct: None, notes: Vec::new() }),
             Err(reason) => Err(DeviceError::Absent { device: name, reason }),
         }
+    }
+
+    /// Measures what its reads of host memory and launches take. Takes a fraction of a second.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub fn costs(&self) -> Result<Costs, DeviceError> {
+        costs::measure(&self.gpu).map_err(|reason| DeviceError::Absent { device: self.name.clone(), reason })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Opening devices by name: `host`, `cuda:N`.
 
-use crate::cuda::{self, CudaDevice};
+use crate::cuda::{self, Costs, CudaDevice};
 use crate::device::{Device, DeviceError};
 use crate::host::{HOST, HostDevice};
 
@@ -13,6 +13,19 @@ pub fn open(name: &str) -> Result<Box<dyn Device>, DeviceError> {
         return Ok(Box::new(HostDevice::new()?));
     }
     Ok(Box::new(CudaDevice::open(ordinal(name)?).map_err(with_stand_in)?))
+}
+
+/// What the reads and launches of the GPU of this name take.
+///
+/// # Errors
+/// There is no such GPU, or it cannot be measured.
+pub fn costs(name: &str) -> Result<Costs, DeviceError> {
+    if name == HOST {
+        let reason =
+            "threads in a GPU's place neither read across a bus nor are launched: expected cuda:N".into();
+        return Err(DeviceError::Absent { device: name.into(), reason });
+    }
+    CudaDevice::open(ordinal(name)?)?.costs()
 }
 
 /// Adds the stand-in to the advice of an error.

@@ -3,10 +3,11 @@
 //!
 //! * [`args`]: the flags, with l2fwd-nv's letters,
 //! * [`report`]: the reports as tables,
-//! * [`doctor`]: `offcore gpu doctor`, [`check`]: `offcore gpu check`.
+//! * [`doctor`]: `offcore gpu doctor`, [`check`]: `offcore gpu check`, [`costs`]: `offcore gpu costs`.
 
 mod args;
 mod check;
+mod costs;
 mod doctor;
 mod report;
 #[cfg(test)]
@@ -39,6 +40,7 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), Failure> {
     match &args.command {
         Some(GpuCommand::Doctor(args)) => doctor::run(args),
         Some(GpuCommand::Check(args)) => check::run(args),
+        Some(GpuCommand::Costs(args)) => costs::run(args),
         None => run_pipelines(&args.pipelines),
     }
 }

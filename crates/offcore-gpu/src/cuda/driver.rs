@@ -280,14 +280,12 @@ impl Module {
     pub(crate) fn kernel(&self, name: &CStr) -> Result<Kernel, CudaError> {
         self.context.enter()?;
         let mut raw = null_mut();
-        let mut max_threads = 0;
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
-        // SAFETY: the context is current, the module is loaded, the name is zero-terminated; both outputs are valid for writes.
-        unsafe {
-            call!(cuModuleGetFunction(&mut raw, self.raw, name.as_ptr()))?;
-            call!(cuFuncGetAttribute(&mut max_threads, attribute, raw))?;
-        }
-        Ok(Kernel { raw, max_threads: max_threads.max(1) as u32 })
+        // SAFETY: the context is current, the module is loaded, the name is zero-terminated; the output is valid for writes.
+        unsafe { call!(cuModuleGetFunction(&mut raw, self.raw, name.as_ptr())) }?;
+        let mut kernel = Kernel { raw, max_threads: 1 };
+        let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+        kernel.max_threads = kernel.attribute(most)?.max(1);
+        Ok(kernel)
     }
 }
 
@@ -317,6 +315,14 @@ impl Kernel {
     /// The raw handle.
     pub(crate) fn raw(&self) -> sys::CUfunction {
         self.raw
+    }
+
+    /// An attribute of the kernel as the driver has compiled it. The context is current.
+    pub(crate) fn attribute(&self, which: sys::CUfunction_attribute) -> Result<u32, CudaError> {
+        let mut value = 0;
+        // SAFETY: the kernel's module is loaded; `value` is valid for writes.
+        unsafe { call!(cuFuncGetAttribute(&mut value, which, self.raw)) }?;
+        Ok(u32::try_from(value).unwrap_or(0))
     }
 
     /// Blocks of `threads` threads that one multiprocessor runs concurrently, at least 1. The context is current.

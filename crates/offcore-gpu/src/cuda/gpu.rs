@@ -43,6 +43,7 @@ pub(crate) struct Kernels {
     pub(crate) burst: Kernel,
     pub(crate) persistent: Kernel,
     pub(crate) node: Kernel,
+    pub(crate) reads: Kernel,
 }
 
 /// An open GPU, shared by everything in the process that opens it.
@@ -140,6 +141,7 @@ impl Gpu {
             burst: kernel(c"og_burst")?,
             persistent: kernel(c"og_persistent")?,
             node: kernel(c"og_graph_node")?,
+            reads: kernel(c"og_reads")?,
         };
         let reserved = [AtomicU32::new(0), AtomicU32::new(0)];
         let gpu = Self {
@@ -184,7 +186,7 @@ impl Gpu {
             work: WorkView { kind: Kind::Nothing, swap: 0, skip: 0, forced_ns: 0, trie: TrieView::EMPTY },
         };
         let words: *mut u32 = at.wrapping_add(128).cast();
-        let Kernels { burst, persistent, node } = self.kernels;
+        let Kernels { burst, persistent, node, .. } = self.kernels;
         let run = || {
             self.context.settle()?;
             // SAFETY: the context is current; the parameters are those of the kernels in kernels.cu. The ring has one
@@ -395,7 +397,7 @@ mod tests {
 
     #[test]
     fn ptx_has_all_kernels() {
-        for name in ["og_burst", "og_persistent", "og_graph_node"] {
+        for name in ["og_burst", "og_persistent", "og_graph_node", "og_reads"] {
             assert!(PTX.contains(&format!(".visible .entry {name}(")), "{name}");
         }
         assert!(!PTX.contains('\0'));

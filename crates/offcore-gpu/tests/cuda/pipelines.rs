@@ -121,6 +121,18 @@ fn bursts_wait_for_a_slow_launch_of_their_graph() {
 }
 
 #[test]
+fn reads_and_launches_are_timed() {
+    let fake = Fake::new();
+    let costs = devices::costs("cuda:0").unwrap();
+    assert!(costs.read_ns > 0.0 && costs.launch_ns > 0.0, "{costs:?}");
+    assert!(costs.launch_and_wait_ns >= costs.launch_ns, "{costs:?}");
+    let names: Vec<_> = costs.kernels.iter().map(|kernel| (kernel.name, kernel.registers)).collect();
+    assert_eq!(names, [("og_burst", 40), ("og_persistent", 40), ("og_graph_node", 40)]);
+    assert_eq!(fake.live(), "nothing");
+    assert!(devices::costs("host").unwrap_err().to_string().contains("expected cuda:N"));
+}
+
+#[test]
 fn pipelines_share_the_launch_thread() {
     let fake = Fake::new();
     fake.set("devices", 2);

@@ -130,9 +130,16 @@ Body body_of(Context &context, const Launch &launch)
 	Lock lock(state().mutex);
 	Arguments arguments{lock, context, launch};
 	const std::string &name = launch.function->name;
+	Body body;
+	if (name == "og_reads") {
+		const u64 *word = (u64 *)arguments.host("a word", arguments.value<u64 *>(0), 8);
+		u64 *ns = (u64 *)arguments.host("the nanoseconds", arguments.value<u64 *>(2), 8);
+		const u32 count = arguments.value<u32>(1);
+		body = [=](Block &block, u32, u32) { *ns = og::reads(block, word, count); };
+		return arguments.sound ? body : Body();
+	}
 	const og_pipeline p = arguments.pipeline();
 	const u32 blocks = launch.grid;
-	Body body;
 	if (name == "og_burst") {
 		const u64 turn = arguments.value<u64>(1);
 		u64 *tally = (u64 *)arguments.host("the tallies", arguments.value<u64 *>(2), (u64)p.ring.count * 8);
@@ -171,6 +178,8 @@ std::vector<size_t> parameters_of(const std::string &kernel)
 		return {sizeof(og_pipeline), 4, 4, 8};
 	if (kernel == "og_graph_node")
 		return {sizeof(og_pipeline), 4, 8};
+	if (kernel == "og_reads")
+		return {8, 4, 8};
 	return {};
 }
 

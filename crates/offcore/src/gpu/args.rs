@@ -12,6 +12,7 @@ use offcore_mem::HEADROOM;
 use offcore_port::spec::{MAX_QUEUES, PortSpec};
 
 use super::check::{self, CheckArgs};
+use super::costs::{self, CostsArgs};
 use super::doctor::{self, DoctorArgs};
 use crate::args::{PortArgs, RunArgs, port, topology, within};
 
@@ -80,6 +81,9 @@ pub(crate) enum GpuCommand {
     /// Check what a device does, step by step: every workload type with every packet verified, faults, figures
     #[command(after_help = check::EXAMPLES)]
     Check(CheckArgs),
+    /// Measure what a GPU's reads of host memory and launches take
+    #[command(after_help = costs::EXAMPLES)]
+    Costs(CostsArgs),
 }
 
 #[derive(Args, Debug)]

@@ -88,13 +88,18 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// What there is: the GPU with its driver and link, and the processor's part.
+    /// What there is: the GPU with its driver and link, and the processor's part; what reads and launches take.
     fn machine(&mut self) -> anyhow::Result<()> {
         let needs_gpu = !self.is_host();
         self.step("doctor", "gpu doctor --all --format json", LIMIT, |ended| {
             judge::doctor(ended, needs_gpu)
         })?;
-        self.step("dsa", "dsa doctor --all --format json", LIMIT, |ended| judge::doctor(ended, false))
+        self.step("dsa", "dsa doctor --all --format json", LIMIT, |ended| judge::doctor(ended, false))?;
+        if needs_gpu {
+            let line = format!("gpu costs --device {} --format json", self.args.device);
+            self.step("costs", &line, LIMIT, judge::costs)?;
+        }
+        Ok(())
     }
 
     /// Every workload type, memory, split and number of pipelines; and each kind of work.

@@ -24,6 +24,30 @@ pub(super) fn doctor(ended: &Ended, needed: bool) -> Verdict {
     if needed && !problems.is_empty() { Err(told) } else { Ok(told) }
 }
 
+/// What reads and launches take, and what kernels spill.
+pub(super) fn costs(ended: &Ended) -> Verdict {
+    let Some(costs) = lines(&ended.output).next().filter(|_| ended.status.success()) else {
+        return Err(format!("{}: {}", ended.status, last_line(&ended.log)));
+    };
+    let us = |name: &str| costs[name].as_f64().unwrap_or_default() / 1000.0;
+    let kernels = costs["kernels"].as_array().into_iter().flatten();
+    let kernels = kernels.map(|kernel| {
+        let spilled = match kernel["local_bytes"].as_u64() {
+            Some(0) | None => String::new(),
+            Some(bytes) => format!(" and {bytes} B of local memory"),
+        };
+        let name = kernel["name"].as_str().unwrap_or_default();
+        format!("{name} {} registers{spilled}", kernel["registers"])
+    });
+    Ok(format!(
+        "a read of pinned host memory {:.2} us, a launch {:.2} us, with the wait {:.2} us; {}",
+        us("read_ns"),
+        us("launch_ns"),
+        us("launch_and_wait_ns"),
+        kernels.collect::<Vec<_>>().join(", ")
+    ))
+}
+
 /// Every packet came back as it should, or was counted as dropped.
 pub(super) fn packets(ended: &Ended) -> Verdict {
     if !ended.status.success() {
@@ -87,6 +111,9 @@ pub(super) fn figures(ended: &Ended) -> Verdict {
             text += &format!("; burst {burst}: at most {gbps:.1} Gbit/s ({workload})");
         }
     }
+    for work in ["crc32c", "checksum", "match"] {
+        text += &break_even(&rows, work).unwrap_or_default();
+    }
     // Threads in a GPU's place are no GPU.
     let far = rows.iter().filter(|row| row["simulated"] != true).filter_map(|row| {
         let (gbps, model) = (row["gbps"].as_f64()?, row["model_gbps"].as_f64()?);
@@ -99,6 +126,23 @@ pub(super) fn figures(ended: &Ended) -> Verdict {
         text += &format!("; far from the model of the published program: {}", far.join(", "));
     }
     Ok(text)
+}
+
+/// From which burst on the device does more of a work than a core does, and how much more at most.
+fn break_even(rows: &[Value], work: &str) -> Option<String> {
+    let of = rows.iter().filter(|row| row["case"] == "break-even" && row["work"] == work);
+    let of: Vec<_> = of.filter(|row| row["over_baseline"].is_number()).collect();
+    let over = |row: &Value| row["over_baseline"].as_f64().unwrap_or_default();
+    let best = of.iter().max_by(|a, b| over(a).total_cmp(&over(b)))?;
+    let first = of.iter().filter_map(|row| row["break_even_burst"].as_u64()).min();
+    let from = first
+        .map_or("never more than a core".into(), |burst| format!("more than a core from burst {burst} on"));
+    Some(format!(
+        "; {work}: {from}, at most {:.1} times ({} at burst {})",
+        over(best),
+        best["workload"].as_str()?,
+        best["burst"]
+    ))
 }
 
 fn lines(text: &str) -> impl Iterator<Item = Value> {
@@ -167,6 +211,38 @@ mod tests {
         assert!(text.contains("2 rows; burst 16: at most 60.0 Gbit/s (graph)"), "{text}");
         assert!(text.ends_with("model of the published program: graph at burst 16 +100 %"), "{text}");
         assert!(figures(&ended(0, "")).is_err() && figures(&ended(1, &rows)).is_err());
+    }
+
+    #[test]
+    fn the_burst_that_is_worth_a_device_is_told() {
+        let row = |workload: &str, burst: u32, over: f64, from: &str| {
+            format!(
+                r#"{{"bench":"gpu","case":"break-even","work":"match","workload":"{workload}","burst":{burst},"over_baseline":{over},"break_even_burst":{from}}}"#
+            )
+        };
+        let rows = [row("graph", 64, 20.0, "16"), row("persistent", 1024, 31.96, "4")].join("\n");
+        let text = figures(&ended(0, &rows)).unwrap();
+        assert!(
+            text.ends_with(
+                "match: more than a core from burst 4 on, at most 32.0 times (persistent at burst 1024)"
+            ),
+            "{text}"
+        );
+        let text = figures(&ended(0, &row("graph", 64, 0.5, "null"))).unwrap();
+        assert!(text.contains("match: never more than a core, at most 0.5 times"), "{text}");
+    }
+
+    #[test]
+    fn costs_are_told_in_a_line() {
+        let costs_of = r#"{"read_ns":1120.0,"launch_ns":4400.0,"launch_and_wait_ns":11900.0,"kernels":[
+            {"name":"og_burst","registers":64,"local_bytes":0},{"name":"og_persistent","registers":64,"local_bytes":8}]}"#;
+        let text = costs(&ended(0, &costs_of.replace('\n', ""))).unwrap();
+        assert_eq!(
+            text,
+            "a read of pinned host memory 1.12 us, a launch 4.40 us, with the wait 11.90 us; og_burst 64 registers, \
+             og_persistent 64 registers and 8 B of local memory"
+        );
+        assert!(costs(&ended(1, "")).unwrap_err().contains("last"));
     }
 
     #[test]

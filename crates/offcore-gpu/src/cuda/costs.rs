@@ -1,0 +1,144 @@
+//! What a GPU's reads of host memory and launches take, which most of a burst's time is made of.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use cudarc::driver::sys::CUfunction_attribute as Attribute;
+use offcore_mem::{Hugepages, Mapping};
+use serde::Serialize;
+
+use crate::cuda::driver::{CudaError, Kernel, Stream};
+use crate::cuda::gpu::{Gpu, WARP, place, quiesce_lock};
+use crate::cuda::memory::Registration;
+
+/// Reads that are timed together, launches that are, and how often.
+const READS: u32 = 1000;
+const LAUNCHES: u32 = 16;
+const ROUNDS: usize = 51;
+/// Where the kernel's nanoseconds are, from the word that it reads.
+const RESULT: usize = 64;
+
+/// What a GPU's reads of host memory and launches take: medians.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Costs {
+    /// A read of pinned host memory by a kernel, in nanoseconds.
+    pub read_ns: f64,
+    /// A launch call, with fewer than 16 launches before it, in nanoseconds.
+    pub launch_ns: f64,
+    /// A launch and the wait for its end, in nanoseconds.
+    pub launch_and_wait_ns: f64,
+    /// What kernels take, as the driver has compiled them.
+    pub kernels: Vec<KernelCosts>,
+}
+
+/// What a kernel takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KernelCosts {
+    pub name: &'static str,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes of a thread's local memory: what registers had no room for, and arrays.
+    pub local_bytes: u32,
+    /// Bytes of a block's shared memory.
+    pub shared_bytes: u32,
+}
+
+/// Measures a GPU on which nothing else of this process runs.
+pub(super) fn measure(gpu: &Gpu) -> Result<Costs, String> {
+    // No service starts meanwhile.
+    let _quiesce = quiesce_lock();
+    let to_text = |error: CudaError| error.to_string();
+    let mapping = Mapping::memfd("offcore-costs", 4096, Hugepages::None);
+    let (memory, _) = mapping.map_err(|error| error.to_string())?;
+    let word = memory.base();
+    // SAFETY: the mapping is dropped behind the registration.
+    let registered = unsafe { Registration::new(&gpu.context, "a word", word.as_ptr(), memory.len()) }?;
+    let stream = Stream::new(&gpu.context).map_err(to_text)?;
+    let bench = Bench { gpu, stream, registered, word };
+    let kernels = [
+        ("og_burst", gpu.kernels.burst),
+        ("og_persistent", gpu.kernels.persistent),
+        ("og_graph_node", gpu.kernels.node),
+    ];
+    let costs = || {
+        bench.launch(1)?;
+        bench.stream.wait()?;
+        let kernels = kernels.into_iter().map(|(name, kernel)| kernel_costs(name, kernel));
+        Ok(Costs {
+            read_ns: median(|| bench.read())?,
+            launch_ns: median(|| bench.launches())?,
+            launch_and_wait_ns: median(|| bench.launch_and_wait())?,
+            kernels: kernels.collect::<Result<_, _>>()?,
+        })
+    };
+    let measured = costs().map_err(to_text);
+    drop(bench);
+    drop(memory);
+    measured
+}
+
+struct Bench<'a> {
+    gpu: &'a Gpu,
+    stream: Stream,
+    registered: Registration,
+    /// A page of zeroes, and where results come.
+    word: NonNull<u8>,
+}
+
+impl Bench<'_> {
+    fn launch(&self, reads: u32) -> Result<(), CudaError> {
+        self.gpu.context.enter()?;
+        let at = self.registered.at();
+        let result = at.wrapping_add(RESULT);
+        let parameters = &mut [place(&at), place(&reads), place(&result)];
+        // SAFETY: the context is current; these are the parameters of `og_reads`, whose memory is registered until the stream
+        // is idle: whoever launches waits.
+        unsafe { self.gpu.kernels.reads.launch(&self.stream, ([1, 1], WARP), parameters) }
+    }
+
+    fn read(&self) -> Result<f64, CudaError> {
+        self.launch(READS)?;
+        self.stream.wait()?;
+        // SAFETY: a word in the page, aligned, which the kernel has written.
+        let ns = unsafe { AtomicU64::from_ptr(self.word.as_ptr().add(RESULT).cast()) };
+        Ok(ns.load(Ordering::Relaxed) as f64 / f64::from(READS))
+    }
+
+    fn launches(&self) -> Result<f64, CudaError> {
+        let since = Instant::now();
+        (0..LAUNCHES).try_for_each(|_| self.launch(0))?;
+        let took = since.elapsed();
+        self.stream.wait()?;
+        Ok(took.as_nanos() as f64 / f64::from(LAUNCHES))
+    }
+
+    fn launch_and_wait(&self) -> Result<f64, CudaError> {
+        let since = Instant::now();
+        self.launch(0)?;
+        self.stream.wait()?;
+        Ok(since.elapsed().as_nanos() as f64)
+    }
+}
+
+impl Drop for Bench<'_> {
+    fn drop(&mut self) {
+        // A failed measurement may have left launches.
+        let _ = self.stream.wait();
+    }
+}
+
+fn kernel_costs(name: &'static str, kernel: Kernel) -> Result<KernelCosts, CudaError> {
+    Ok(KernelCosts {
+        name,
+        registers: kernel.attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+        local_bytes: kernel.attribute(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+        shared_bytes: kernel.attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+    })
+}
+
+fn median(mut measure: impl FnMut() -> Result<f64, CudaError>) -> Result<f64, CudaError> {
+    let mut all = (0..ROUNDS).map(|_| measure()).collect::<Result<Vec<_>, _>>()?;
+    all.sort_by(f64::total_cmp);
+    Ok(all.get(ROUNDS / 2).copied().unwrap_or(0.0))
+}
