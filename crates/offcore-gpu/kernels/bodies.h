@@ -104,7 +104,8 @@ template <class Group> OG_FN void stage(Group &g, const og_pipeline &p, u32 coun
 	}
 }
 
-// Copies the table of the work to scratch memory, if the group does that; seen behind the next barrier. Once a kernel.
+// Copies the table of the work to scratch memory, if the group does that; seen behind the next barrier. Once a kernel: a
+// table is read until its end. Tables are aligned, and as long as some `Wide`s.
 template <class Group> OG_FN void fetch_table(Group &g, const og_work &work)
 {
 	if (!Group::COPIES_TABLES)
@@ -115,7 +116,9 @@ template <class Group> OG_FN void fetch_table(Group &g, const og_work &work)
 		from = crc32c_table, words = OG_CRC32C_TABLE;
 	else if (work.kind == OG_MATCH && work.trie.states)
 		from = work.trie.pairs, words = OG_PAIRS;
-	g.each(words, [&](u32 i) { g.scratch.table[i] = from[i]; });
+	g.each(words * (u32)sizeof(u32) / (u32)sizeof(Wide), [&](u32 i) {
+		((Wide *)g.scratch.table)[i] = ((const Wide *)from)[i];
+	});
 }
 
 // Works on packets from..to of a burst: swap, results, then the rest of the forced time. The first `loaded` descriptors
@@ -245,11 +248,12 @@ OG_FN bool share(Group &g, const og_pipeline &p, u32 slot, u32 lap, u32 block, u
 	const u64 first = (u64)block * OG_SHARE;
 	const u32 room = packets_in_slot(p.ring), begin = first < room ? (u32)first : room;
 	const u32 loaded = room - begin < OG_SHARE ? room - begin : OG_SHARE;
-	fetch_table(g, p.work);
 	const u32 count = count_of(g, burst, lap, begin, loaded);
 	if (count == OG_QUIT)
 		return false;
 	const u32 packets = packets_of(p.ring, count);
+	if (first < packets)
+		fetch_table(g, p.work);
 	u32 hits = 0;
 	for (u64 from = first; from < packets; from += (u64)blocks * OG_SHARE) {
 		u64 to = from + OG_SHARE;
@@ -287,7 +291,7 @@ OG_FN void persistent(Group &g, const og_pipeline &p, u32 first, u32 step, u64 f
 // Waits for one burst and serves it. Returns false on OG_QUIT.
 template <class Group> OG_FN bool graph_node(Group &g, const og_pipeline &p, u32 slot, u32 lap)
 {
-	// While the burst is still to come.
+	// The burst may be still to come.
 	fetch_table(g, p.work);
 	Burst burst = burst_in(p.ring, slot);
 	u32 count = wait_for(g, burst, lap);

@@ -28,8 +28,8 @@
 #pragma once
 #include "layout.h"
 
-// Packets whose descriptors and partial results fit in the scratch memory at a time.
-#define OG_TILE 1024u
+// Packets whose descriptors and partial results fit in the scratch memory at a time, at least OG_SHARE.
+#define OG_TILE 512u
 // Maximum threads per block on a GPU.
 #define OG_MAX_THREADS 1024u
 // Not an offset.
@@ -53,10 +53,13 @@ namespace og {
 struct Scratch {
 	og_packet packets[OG_TILE];
 	u32 partial[OG_TILE];
-	u32 table[OG_PAIRS];
+	alignas(16) u32 table[OG_PAIRS];
 	u32 word;
 	u32 sum;
 };
+
+// Four blocks fit on a multiprocessor of any GPU: Turing's has 64 KiB for them.
+static_assert(4 * sizeof(Scratch) <= 64 * 1024, "scratch memory of four blocks");
 
 // A snapshot of a slot's head.
 struct Head {

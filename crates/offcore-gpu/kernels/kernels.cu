@@ -5,7 +5,7 @@
 
 // Serves one burst per row of the grid, from `turn` on, and no more than there are slots. The blocks of a row share a
 // burst: one block for every OG_SHARE packets of the longest burst. `tally` is device memory, a word per slot, initially
-// 0. Four blocks, as many threads as the least multiprocessor has room for, fit on one.
+// 0. Four blocks fit on a multiprocessor (group.h).
 extern "C" __global__ void __launch_bounds__(OG_SHARE, 4)
 og_burst(const __grid_constant__ og_pipeline pipeline, u64 turn, u64 *tally)
 {

@@ -78,7 +78,7 @@ OG_FN void write_back(const u8 *from, u8 *to)
 // zero bytes.
 #define OG_CRC32C_PASS 16u
 #define OG_CRC32C_TABLE 32u
-OG_TABLE u32 crc32c_table[OG_CRC32C_TABLE] = {
+alignas(16) OG_TABLE u32 crc32c_table[OG_CRC32C_TABLE] = {
 	0x00000000, 0x105ec76f, 0x20bd8ede, 0x30e349b1, 0x417b1dbc, 0x5125dad3, 0x61c69362, 0x7198540d,
 	0x82f63b78, 0x92a8fc17, 0xa24bb5a6, 0xb21572c9, 0xc38d26c4, 0xd3d3e1ab, 0xe330a81a, 0xf36e6f75,
 

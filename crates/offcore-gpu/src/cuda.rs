@@ -5,7 +5,7 @@
 //! * `memory`: registered host memory and device memory,
 //! * `gpu`: an open GPU, the quiesce lock and the SM reservations that services share,
 //! * `service`: setting up a service; `halves`: its launcher and its watch,
-//! * `thread`: the thread that launches a kernel per burst or per batch of bursts,
+//! * `thread`: the thread that launches kernels for bursts, and graphs,
 //! * `direct`: device memory that network cards reach,
 //! * `graph`: graphs of kernels; `slots`: ring slots in device memory,
 //! * `tables`: patterns in device memory,

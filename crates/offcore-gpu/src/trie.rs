@@ -1,7 +1,7 @@
 //! A pattern set as tables for a device: a trie without failure links, its edges in one hash table.
 //!
 //! A device's threads start a walk at every byte of a payload. Nearly all walks end after a byte or two: a bit for every two
-//! bytes says which do, in 8 KiB that a GPU keeps next to its threads, and the others read no more than an edge for each byte.
+//! bytes says which do, in 8 KiB that a GPU keeps next to its threads, and the others look for an edge for each byte.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 

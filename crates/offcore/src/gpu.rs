@@ -241,7 +241,10 @@ fn lcores(args: &PipelineArgs, pipelines: usize) -> Result<Vec<usize>, String> {
         return Ok(given.clone());
     }
     let mut available = lcore::available().map_err(|error| format!("--lcores: {error}"))?;
-    available.truncate(2 * pipelines.max(1));
+    let wanted = 2 * pipelines.max(1);
+    // The thread that launches has a core for itself, where there are as many.
+    let keeps = usize::from(matches!(args.workload, Workload::Device(Launch::Kernel | Launch::Graph)));
+    available.truncate(wanted.min(available.len().saturating_sub(keeps).max(2)));
     if available.len() > 1 {
         available.truncate(available.len() / 2 * 2);
     }

@@ -1,6 +1,6 @@
 //! What a GPU's reads of host memory and launches take, which most of a burst's time is made of.
 
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -10,24 +10,31 @@ use serde::Serialize;
 
 use crate::cuda::driver::{CudaError, Kernel, Stream};
 use crate::cuda::gpu::{Gpu, WARP, place, quiesce_lock};
-use crate::cuda::memory::Registration;
+use crate::cuda::graph::{Graphs, Schedule};
+use crate::cuda::memory::{Allocation, Registration};
+use crate::layout::{Kind, PipelineView, PoolView, QUIT, RingView, TrieView, WorkView};
 
 /// Reads that are timed together, launches that are, and how often.
 const READS: u32 = 1000;
-const LAUNCHES: u32 = 16;
+const LAUNCHES: u32 = 15;
+/// Graphs that take turns: one is not launched again while it may still run.
+const GRAPHS: u32 = 3;
 const ROUNDS: usize = 51;
 /// Where the kernel's nanoseconds are, from the word that it reads.
 const RESULT: usize = 64;
 
-/// What a GPU's reads of host memory and launches take: medians.
+/// What a GPU's reads of host memory and launches take: medians, and the least that they take. The word that is read is the same
+/// one, which nobody writes; launches have few parameters.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Costs {
     /// A read of pinned host memory by a kernel, in nanoseconds.
     pub read_ns: f64,
-    /// A launch call, with fewer than 16 launches before it, in nanoseconds.
+    /// A launch call, with fewer than 15 launches before it, in nanoseconds.
     pub launch_ns: f64,
     /// A launch and the wait for its end, in nanoseconds.
     pub launch_and_wait_ns: f64,
+    /// A launch call of a graph of 8 kernels that end at once, in nanoseconds.
+    pub graph_launch_ns: f64,
     /// What kernels take, as the driver has compiled them.
     pub kernels: Vec<KernelCosts>,
 }
@@ -38,7 +45,7 @@ pub struct KernelCosts {
     pub name: &'static str,
     /// Registers of a thread.
     pub registers: u32,
-    /// Bytes of a thread's local memory: what registers had no room for, and arrays.
+    /// Bytes of a thread's local memory: arrays, and what registers had no room for.
     pub local_bytes: u32,
     /// Bytes of a block's shared memory.
     pub shared_bytes: u32,
@@ -46,8 +53,11 @@ pub struct KernelCosts {
 
 /// Measures a GPU on which nothing else of this process runs.
 pub(super) fn measure(gpu: &Gpu) -> Result<Costs, String> {
-    // No service starts meanwhile.
-    let _quiesce = quiesce_lock();
+    // No service starts meanwhile, and memory can be registered.
+    let quiesce = quiesce_lock();
+    if !quiesce.is_quiescent() {
+        return Err("kernels of this process wait for bursts: nothing can be measured meanwhile".into());
+    }
     let to_text = |error: CudaError| error.to_string();
     let mapping = Mapping::memfd("offcore-costs", 4096, Hugepages::None);
     let (memory, _) = mapping.map_err(|error| error.to_string())?;
@@ -55,7 +65,13 @@ pub(super) fn measure(gpu: &Gpu) -> Result<Costs, String> {
     // SAFETY: the mapping is dropped behind the registration.
     let registered = unsafe { Registration::new(&gpu.context, "a word", word.as_ptr(), memory.len()) }?;
     let stream = Stream::new(&gpu.context).map_err(to_text)?;
-    let bench = Bench { gpu, stream, registered, word };
+    let slots = ended_slots(gpu)?;
+    let schedule = Schedule::new(NODES, 1);
+    let words = slots.at::<u8>().wrapping_add(NODES as usize * SLOT * 2).cast();
+    let view = view(slots.at());
+    let graphs = Graphs::new(&gpu.context, &stream, &schedule, (gpu.kernels.node, WARP), (&view, words));
+    let graphs = graphs.map_err(to_text)?;
+    let bench = Bench { gpu, graphs, _slots: slots, stream, registered, word };
     let kernels = [
         ("og_burst", gpu.kernels.burst),
         ("og_persistent", gpu.kernels.persistent),
@@ -69,6 +85,7 @@ pub(super) fn measure(gpu: &Gpu) -> Result<Costs, String> {
             read_ns: median(|| bench.read())?,
             launch_ns: median(|| bench.launches())?,
             launch_and_wait_ns: median(|| bench.launch_and_wait())?,
+            graph_launch_ns: median(|| bench.graph_launches())?,
             kernels: kernels.collect::<Result<_, _>>()?,
         })
     };
@@ -78,8 +95,40 @@ pub(super) fn measure(gpu: &Gpu) -> Result<Costs, String> {
     measured
 }
 
+/// Slots of one node each, and bytes of a slot and of an answer.
+const NODES: u32 = 8;
+const SLOT: usize = 64;
+
+/// Slots that all hold a quit of their first lap, answers, and words of laps.
+fn ended_slots(gpu: &Gpu) -> Result<Allocation, String> {
+    let mut memory = vec![0u32; NODES as usize * (2 * SLOT / 4 + 1)];
+    for slot in 0..NODES as usize {
+        (memory[slot * SLOT / 4], memory[slot * SLOT / 4 + 1]) = (1, QUIT);
+    }
+    // SAFETY: plain numbers of a vector.
+    unsafe { Allocation::copy(&gpu.context, "a ring", memory.as_ptr(), memory.len()) }
+}
+
+/// A ring in the slots, without packets.
+fn view(slots: *mut u8) -> PipelineView {
+    PipelineView {
+        pool: PoolView { base: null_mut(), staging: null_mut(), chunk_shift: 0, chunks: 0 },
+        ring: RingView {
+            slots,
+            answers: slots.wrapping_add(NODES as usize * SLOT),
+            slot_stride: SLOT as u32,
+            answer_stride: SLOT as u32,
+            count: NODES,
+            reserved: 0,
+        },
+        work: WorkView { kind: Kind::Nothing, swap: 0, skip: 0, forced_ns: 0, trie: TrieView::EMPTY },
+    }
+}
+
 struct Bench<'a> {
     gpu: &'a Gpu,
+    graphs: Graphs,
+    _slots: Allocation,
     stream: Stream,
     registered: Registration,
     /// A page of zeroes, and where results come.
@@ -111,6 +160,17 @@ impl Bench<'_> {
         let took = since.elapsed();
         self.stream.wait()?;
         Ok(took.as_nanos() as f64 / f64::from(LAUNCHES))
+    }
+
+    fn graph_launches(&self) -> Result<f64, CudaError> {
+        let since = Instant::now();
+        for _ in 0..LAUNCHES / GRAPHS {
+            // SAFETY: the slots stay until the stream is idle; only this thread launches.
+            (0..GRAPHS).try_for_each(|graph| unsafe { self.graphs.launch(graph, &self.stream) })?;
+        }
+        let took = since.elapsed();
+        self.stream.wait()?;
+        Ok(took.as_nanos() as f64 / f64::from(LAUNCHES / GRAPHS * GRAPHS))
     }
 
     fn launch_and_wait(&self) -> Result<f64, CudaError> {

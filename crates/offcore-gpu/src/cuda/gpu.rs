@@ -59,7 +59,7 @@ pub(crate) struct Gpu {
     staging: Mutex<Vec<(usize, usize, Weak<Allocation>)>>,
     /// Patterns in device memory, once for all services.
     tables: Mutex<Vec<Weak<DeviceTrie>>>,
-    /// The thread that launches a kernel per burst, while a service needs it.
+    /// The thread that launches, while a service needs it.
     pub(super) launch_thread: Mutex<Weak<LaunchThread>>,
     /// Services whose kernels poll for bursts, and the multiprocessors (SMs) that they occupy.
     reserved: [AtomicU32; 2],
@@ -162,7 +162,7 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// Launches every kernel once on this stream, on a ring of its own that holds a quit. That loads each kernel, allocates
+    /// Launches every kernel of services once on this stream, on a ring of its own that holds a quit. That loads each kernel, allocates
     /// its local memory and gives the stream its hardware queue, which would block once a kernel polls for bursts, and
     /// shows that it ends.
     pub(super) fn launch_all_once(&self, stream: &Stream) -> Result<(), String> {

@@ -45,10 +45,14 @@ impl Schedule {
         Self { slots, blocks, span: (NODES * blocks).min(slots), launched: 0 }
     }
 
-    /// Number of graphs, at least two, if necessary over the same slots: a driver may block the relaunch of a graph
-    /// that still waits for bursts, and then the lcore could not submit them.
+    /// Number of graphs, if necessary over the same slots. A driver may block the relaunch of a graph that still waits for
+    /// bursts, and with it the launch thread: so there are so many that the bursts of a graph's last launch have been retired
+    /// when its next one is due, since those of as many turns as there are slots before have.
     pub(crate) fn graphs(&self) -> u32 {
-        (self.slots / self.span).max(2)
+        match self.slots / self.span {
+            1 => 3,
+            in_a_lap => 2 * in_a_lap,
+        }
     }
 
     /// The first slot of a graph.
@@ -58,13 +62,18 @@ impl Schedule {
 
     /// The next graph to launch once the burst of `turn` has been submitted. Called until it returns `None`.
     pub(crate) fn due(&mut self, turn: u64) -> Option<u32> {
-        let span = u64::from(self.span);
-        if self.launched >= self.after(turn) {
+        if !self.is_due(turn) {
             return None;
         }
+        let span = u64::from(self.span);
         let graph = self.launched / span % u64::from(self.graphs());
         self.launched += span;
         Some(graph as u32)
+    }
+
+    /// Whether something is due after the burst of `turn`.
+    pub(crate) fn is_due(&self, turn: u64) -> bool {
+        self.launched < self.after(turn)
     }
 
     /// Turns whose nodes have been launched when nothing is due after the burst of `turn`.
@@ -220,8 +229,8 @@ mod tests {
         for (slots, blocks) in [(32, 1), (64, 2)] {
             let span = 8 * u64::from(blocks);
             let (schedule, launches) = launches((slots, blocks), 4 * span + 1);
-            assert_eq!((u64::from(schedule.span), schedule.graphs()), (span, 4));
-            let expected = [vec![0, 1], vec![2], vec![3], vec![0], vec![1]];
+            assert_eq!((u64::from(schedule.span), schedule.graphs()), (span, 8));
+            let expected = [vec![0, 1], vec![2], vec![3], vec![4], vec![5]];
             for (turn, launched) in (0..).zip(launches) {
                 let wanted = if turn % span == 0 { expected[(turn / span) as usize].clone() } else { vec![] };
                 assert_eq!(launched, wanted, "turn {turn}, {blocks} blocks");
@@ -230,13 +239,32 @@ mod tests {
     }
 
     #[test]
-    fn small_rings_have_two_graphs() {
+    fn graphs_are_relaunched_when_their_bursts_are_retired() {
+        for (slots, blocks) in rings() {
+            let (mut schedule, mut last) = (Schedule::new(slots, blocks), Vec::new());
+            for turn in 0..9 * u64::from(slots) {
+                while let Some(graph) = schedule.due(turn) {
+                    last.resize(schedule.graphs() as usize, None);
+                    // A turn is submitted when the burst that had its slot before has been retired.
+                    let retired = (turn + 1).saturating_sub(slots.into());
+                    let before: Option<u64> = last[graph as usize].replace(schedule.launched);
+                    assert!(
+                        before.is_none_or(|end| end <= retired),
+                        "{slots} slots, {blocks} blocks, turn {turn}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn small_rings_have_three_graphs() {
         for (slots, blocks) in [(2, 1), (2, 2), (4, 2), (8, 1), (8, 4), (32, 4)] {
             let (schedule, launches) = launches((slots, blocks), 3 * u64::from(slots));
-            assert_eq!((schedule.span, schedule.graphs()), (slots, 2));
-            assert_eq!((schedule.first_slot(0), schedule.first_slot(1)), (0, 0));
+            assert_eq!((schedule.span, schedule.graphs()), (slots, 3));
+            assert_eq!((schedule.first_slot(0), schedule.first_slot(2)), (0, 0));
             assert_eq!(launches[0], [0, 1]);
-            assert_eq!(launches.concat(), [0, 1, 0, 1]);
+            assert_eq!(launches.concat(), [0, 1, 2, 0]);
         }
     }
 

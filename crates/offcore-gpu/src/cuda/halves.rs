@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crossbeam_utils::CachePadded;
 use offcore_mem::DeviceMemory;
 
 use crate::cuda::direct;
@@ -87,8 +88,8 @@ pub(super) fn halves(
         ended: false.into(),
         refused: OnceLock::new(),
         mailbox: queue.as_ref().map(Queue::mailbox),
-        submitted: 0.into(),
-        handled: 0.into(),
+        submitted: CachePadded::default(),
+        handled: CachePadded::default(),
     });
     if let (Some(queue), Some(answers)) = (&mut queue, answers) {
         let state = Arc::clone(&state);
@@ -99,7 +100,7 @@ pub(super) fn halves(
                 queue.open(Box::new(BurstLauncher { state, kernel, view, tally, threads, answers }));
             }
             Work::Graphs(graphs, schedule) => {
-                let (graphs, schedule) = (Arc::clone(graphs), *schedule);
+                let (graphs, schedule) = (Some(Arc::clone(graphs)), *schedule);
                 queue.open(Box::new(GraphLauncher { state, graphs, schedule }));
             }
         }
@@ -129,8 +130,8 @@ struct State {
     /// The mailbox of the launch thread, unless the lcore that submits launches.
     mailbox: Option<Arc<LaunchMailbox>>,
     /// Bursts that have been submitted, and of those the ones whose graphs the launch thread has launched.
-    submitted: AtomicU64,
-    handled: AtomicU64,
+    submitted: CachePadded<AtomicU64>,
+    handled: CachePadded<AtomicU64>,
 }
 
 impl State {
@@ -394,15 +395,27 @@ impl BatchLauncher for BurstLauncher {
 #[derive(Debug)]
 struct GraphLauncher {
     state: Arc<State>,
-    graphs: Arc<Graphs>,
+    /// Taken when it is dropped.
+    graphs: Option<Arc<Graphs>>,
     schedule: Schedule,
+}
+
+impl Drop for GraphLauncher {
+    fn drop(&mut self) {
+        // It may have the last reference: if the service could not wait for this thread.
+        quiesce_lock().drop_when_quiescent(Box::new(self.graphs.take()));
+    }
 }
 
 impl BatchLauncher for GraphLauncher {
     #[inline]
     fn launch(&mut self, Batch { turn, bursts, .. }: Batch) {
-        let Self { state, graphs, schedule } = self;
+        let Self { state, graphs: Some(graphs), schedule } = self else { return };
         let turns = turn + u64::from(bursts);
+        if !schedule.is_due(turns - 1) {
+            state.handled.store(turns, Ordering::Release);
+            return;
+        }
         let mut due = || {
             while let Some(graph) = schedule.due(turns - 1) {
                 // SAFETY: the device memory that the graphs refer to is in the resources, as above. Only this thread
@@ -433,12 +446,12 @@ impl Watch for CudaWatch {
         if state.ended.load(Ordering::Acquire) {
             return None;
         }
-        // Read before the stream is queried: nothing is launched after a failed launch or after the thread has ended.
-        let (refused, gone) = (state.refused.get(), state.is_thread_gone());
-        let launched = state.launched.load(Ordering::Acquire);
         // A graph always waits for the next burst, but for moments in which the launch thread is behind.
         let submitted = state.submitted.load(Ordering::Acquire);
         let handled = state.handled.load(Ordering::Acquire);
+        // Read before the stream is queried: nothing is launched after a failed launch or after the thread has ended.
+        let (refused, gone) = (state.refused.get(), state.is_thread_gone());
+        let launched = state.launched.load(Ordering::Acquire);
         let idle = state.stream.is_idle();
         let is_waited_for = state.launch != Launch::Graph
             || submitted == handled && submitted == state.submitted.load(Ordering::Acquire);

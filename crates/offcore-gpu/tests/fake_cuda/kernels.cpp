@@ -17,11 +17,15 @@ struct Block : og::Thread {
 	Context &context;
 	// Whether this block counts bursts: one block of each burst does.
 	bool counts;
+	// As on a GPU.
+	static constexpr bool COPIES_TABLES = true;
 
 	Block(og::Scratch &scratch, u32 threads, Context &context, bool counts)
 		: og::Thread(scratch, threads), context(context), counts(counts)
 	{
 	}
+
+	const u32 *near(const u32 *) const { return scratch.table; }
 
 	void relax(u32 tries) const
 	{
@@ -196,6 +200,8 @@ void run(Context &context, const Launch &launch)
 	const bool all_count = launch.function->name != "og_burst"; // other blocks have bursts of their own
 	auto block = [&](u32 number, u32 row) {
 		og::Scratch scratch;
+		// Not what a table has.
+		memset(&scratch, 0xa5, sizeof(scratch));
 		Block threads(scratch, launch.block, context, all_count || number == 0);
 		try {
 			body(threads, number, row);

@@ -15,7 +15,9 @@ Examples:
     offcore gpu costs
 
   One JSON object:
-    offcore gpu costs --format json";
+    offcore gpu costs --format json
+
+It has not run on a GPU yet.";
 
 #[derive(Args, Debug)]
 pub(crate) struct CostsArgs {
@@ -49,12 +51,15 @@ fn text(costs: &Costs) -> String {
         ]
     });
     format!(
-        "read of pinned host memory  {}\nlaunch call                 {}\nlaunch and wait             {}\n",
+        "read of pinned host memory  {}\nlaunch call                 {}\nlaunch and wait             {}\n\
+         launch call of a graph      {}\n",
         us(costs.read_ns),
         us(costs.launch_ns),
         us(costs.launch_and_wait_ns),
+        us(costs.graph_launch_ns),
     ) + &columns("<kernel|registers|local bytes|shared bytes", kernels)
-        + "Medians; registers and local memory (what is spilled) of a thread, shared memory of a block.\n"
+        + "Medians, and the least that they take: the same word is read again and again, kernels have few parameters,\n\
+             a graph has 8 kernels. Registers and local memory of a thread, shared memory of a block.\n"
 }
 
 #[cfg(test)]
@@ -66,8 +71,13 @@ mod tests {
     #[test]
     fn costs_are_told() {
         let burst = KernelCosts { name: "og_burst", registers: 64, local_bytes: 0, shared_bytes: 20_488 };
-        let costs =
-            Costs { read_ns: 1123.0, launch_ns: 4400.0, launch_and_wait_ns: 11_900.0, kernels: vec![burst] };
+        let costs = Costs {
+            read_ns: 1123.0,
+            launch_ns: 4400.0,
+            launch_and_wait_ns: 11_900.0,
+            graph_launch_ns: 5200.0,
+            kernels: vec![burst],
+        };
         let text = text(&costs);
         assert!(text.contains("memory  1.12 us\n") && text.contains("wait             11.90 us"), "{text}");
         assert!(text.contains("og_burst         64            0         20488"), "{text}");

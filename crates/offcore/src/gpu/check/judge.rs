@@ -29,7 +29,10 @@ pub(super) fn costs(ended: &Ended) -> Verdict {
     let Some(costs) = lines(&ended.output).next().filter(|_| ended.status.success()) else {
         return Err(format!("{}: {}", ended.status, last_line(&ended.log)));
     };
-    let us = |name: &str| costs[name].as_f64().unwrap_or_default() / 1000.0;
+    let us = |name: &str| match costs[name].as_f64() {
+        Some(ns) if ns > 0.0 => Ok(format!("{:.2} us", ns / 1000.0)),
+        _ => Err(format!("it does not tell {name}")),
+    };
     let kernels = costs["kernels"].as_array().into_iter().flatten();
     let kernels = kernels.map(|kernel| {
         let spilled = match kernel["local_bytes"].as_u64() {
@@ -40,10 +43,11 @@ pub(super) fn costs(ended: &Ended) -> Verdict {
         format!("{name} {} registers{spilled}", kernel["registers"])
     });
     Ok(format!(
-        "a read of pinned host memory {:.2} us, a launch {:.2} us, with the wait {:.2} us; {}",
-        us("read_ns"),
-        us("launch_ns"),
-        us("launch_and_wait_ns"),
+        "a read of pinned host memory {}, a launch {}, with the wait {}, a launch of a graph {}; {}",
+        us("read_ns")?,
+        us("launch_ns")?,
+        us("launch_and_wait_ns")?,
+        us("graph_launch_ns")?,
         kernels.collect::<Vec<_>>().join(", ")
     ))
 }
@@ -111,7 +115,7 @@ pub(super) fn figures(ended: &Ended) -> Verdict {
             text += &format!("; burst {burst}: at most {gbps:.1} Gbit/s ({workload})");
         }
     }
-    for work in ["crc32c", "checksum", "match"] {
+    for work in ["swap", "crc32c", "checksum", "match"] {
         text += &break_even(&rows, work).unwrap_or_default();
     }
     // Threads in a GPU's place are no GPU.
@@ -128,19 +132,29 @@ pub(super) fn figures(ended: &Ended) -> Verdict {
     Ok(text)
 }
 
-/// From which burst on the device does more of a work than a core does, and how much more at most.
+/// From which burst on one pipeline does more of a work than a core does, and how much more all of them do at most.
 fn break_even(rows: &[Value], work: &str) -> Option<String> {
-    let of = rows.iter().filter(|row| row["case"] == "break-even" && row["work"] == work);
+    let of = rows.iter().filter(|row| {
+        row["case"] == "break-even"
+            && row["work"] == work
+            && row["mode"] == "offload"
+            && row["simulated"] != true
+    });
     let of: Vec<_> = of.filter(|row| row["over_baseline"].is_number()).collect();
+    let named =
+        |row: &Value| Some(format!("{}, memory {}", row["workload"].as_str()?, row["memory"].as_str()?));
     let over = |row: &Value| row["over_baseline"].as_f64().unwrap_or_default();
     let best = of.iter().max_by(|a, b| over(a).total_cmp(&over(b)))?;
-    let first = of.iter().filter_map(|row| row["break_even_burst"].as_u64()).min();
-    let from = first
-        .map_or("never more than a core".into(), |burst| format!("more than a core from burst {burst} on"));
+    let worth = of.iter().filter_map(|row| Some((row["break_even_burst"].as_u64()?, row)));
+    let from = match worth.min_by_key(|(burst, _)| *burst) {
+        Some((burst, row)) => format!("more than a core from bursts of {burst} on ({})", named(row)?),
+        None => "never more than a core".into(),
+    };
     Some(format!(
-        "; {work}: {from}, at most {:.1} times ({} at burst {})",
+        "; {work}: one pipeline {from}, {} together at most {:.1} times one ({}, bursts of {})",
+        best["pipelines"],
         over(best),
-        best["workload"].as_str()?,
+        named(best)?,
         best["burst"]
     ))
 }
@@ -215,31 +229,46 @@ mod tests {
 
     #[test]
     fn the_burst_that_is_worth_a_device_is_told() {
-        let row = |workload: &str, burst: u32, over: f64, from: &str| {
+        let row = |workload: &str, mode: &str, burst: u32, over: f64, from: &str| {
             format!(
-                r#"{{"bench":"gpu","case":"break-even","work":"match","workload":"{workload}","burst":{burst},"over_baseline":{over},"break_even_burst":{from}}}"#
+                r#"{{"bench":"gpu","case":"break-even","work":"match","workload":"{workload}","memory":"gpu","mode":"{mode}",
+                "burst":{burst},"over_baseline":{over},"break_even_burst":{from},"pipelines":4}}"#
             )
+            .replace('\n', "")
         };
-        let rows = [row("graph", 64, 20.0, "16"), row("persistent", 1024, 31.96, "4")].join("\n");
-        let text = figures(&ended(0, &rows)).unwrap();
+        let core = row("core", "cpu", 64, 1.0, "null");
+        let rows = [
+            core.clone(),
+            row("graph", "offload", 64, 20.0, "16"),
+            row("persistent", "offload", 1024, 31.96, "4"),
+        ];
+        let text = figures(&ended(0, &rows.join("\n"))).unwrap();
         assert!(
             text.ends_with(
-                "match: more than a core from burst 4 on, at most 32.0 times (persistent at burst 1024)"
+                "match: one pipeline more than a core from bursts of 4 on (persistent, memory gpu), 4 together at most \
+                 32.0 times one (persistent, memory gpu, bursts of 1024)"
             ),
             "{text}"
         );
-        let text = figures(&ended(0, &row("graph", 64, 0.5, "null"))).unwrap();
-        assert!(text.contains("match: never more than a core, at most 0.5 times"), "{text}");
+        let rows = [core, row("graph", "offload", 64, 2.0, "null")];
+        let text = figures(&ended(0, &rows.join("\n"))).unwrap();
+        assert!(
+            text.ends_with(
+                "match: one pipeline never more than a core, 4 together at most 2.0 times one (graph, memory gpu, bursts of 64)"
+            ),
+            "{text}"
+        );
     }
 
     #[test]
     fn costs_are_told_in_a_line() {
-        let costs_of = r#"{"read_ns":1120.0,"launch_ns":4400.0,"launch_and_wait_ns":11900.0,"kernels":[
+        let costs_of = r#"{"read_ns":1120.0,"launch_ns":4400.0,"launch_and_wait_ns":11900.0,"graph_launch_ns":5200.0,"kernels":[
             {"name":"og_burst","registers":64,"local_bytes":0},{"name":"og_persistent","registers":64,"local_bytes":8}]}"#;
         let text = costs(&ended(0, &costs_of.replace('\n', ""))).unwrap();
         assert_eq!(
             text,
-            "a read of pinned host memory 1.12 us, a launch 4.40 us, with the wait 11.90 us; og_burst 64 registers, \
+            "a read of pinned host memory 1.12 us, a launch 4.40 us, with the wait 11.90 us, a launch of a \
+             graph 5.20 us; og_burst 64 registers, \
              og_persistent 64 registers and 8 B of local memory"
         );
         assert!(costs(&ended(1, "")).unwrap_err().contains("last"));
