@@ -113,6 +113,10 @@ impl Port for ImpairPort {
         self.inner.tend();
     }
 
+    fn is_waiting(&self) -> bool {
+        self.inner.is_waiting()
+    }
+
     fn failure(&self) -> Option<String> {
         self.inner.failure()
     }

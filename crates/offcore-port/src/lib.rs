@@ -190,6 +190,11 @@ pub trait Port: fmt::Debug + Send {
     /// One line on the port's state for a person: link, peer, negotiated features.
     fn status(&self) -> String;
 
+    /// Whether something is on its way though nothing moves: a pipe's writer or reader may be slow, or still to come.
+    fn is_waiting(&self) -> bool {
+        false
+    }
+
     /// Why it does not do any more what it was opened for, such as a full disk: the run has failed.
     fn failure(&self) -> Option<String> {
         None

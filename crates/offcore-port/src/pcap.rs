@@ -13,8 +13,9 @@ mod pipe;
 mod rx;
 mod tx;
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use offcore_wire::pcap::PcapError;
@@ -45,6 +46,8 @@ struct FileState {
     end: Mutex<Option<End>>,
     /// Packets received that were longer once.
     cut: AtomicU64,
+    /// It is a pipe whose other end has something to do.
+    waiting: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
@@ -56,7 +59,7 @@ struct End {
 
 impl FileState {
     fn new(path: Option<PathBuf>) -> Arc<Self> {
-        Arc::new(Self { path, end: Mutex::new(None), cut: AtomicU64::new(0) })
+        Arc::new(Self { path, end: Mutex::new(None), cut: AtomicU64::new(0), waiting: false.into() })
     }
 
     #[cold]
@@ -70,6 +73,7 @@ impl FileState {
     }
 
     fn set_end(&self, end: End) {
+        self.waiting.store(false, Ordering::Relaxed);
         *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
     }
 
@@ -150,6 +154,10 @@ impl Port for PcapPort {
         format!("input {}, output {}", self.input.describe(), self.output.describe())
     }
 
+    fn is_waiting(&self) -> bool {
+        [&self.input, &self.output].iter().any(|file| file.waiting.load(Ordering::Relaxed))
+    }
+
     fn failure(&self) -> Option<String> {
         self.input.failure().or_else(|| self.output.failure())
     }
@@ -158,6 +166,9 @@ impl Port for PcapPort {
 /// What is wrong, in words.
 fn reason(error: PcapError) -> String {
     match error {
+        PcapError::Io(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            format!("whoever read it has gone: {error}")
+        }
         PcapError::Io(error) => error.to_string(),
         other => other.to_string(),
     }

@@ -113,6 +113,11 @@ impl<R: Read> PcapReader<R> {
         self.limit
     }
 
+    /// Bytes that were not read yet of the packet whose header was read last.
+    pub fn left(&self) -> usize {
+        self.left
+    }
+
     /// What is read from, at the next record, or at its packet once its header is read.
     pub fn input(&mut self) -> &mut R {
         &mut self.input

@@ -109,9 +109,10 @@ const TCP_USAGE: &str = "\
 offcore tcp --port <SPEC>... [OPTIONS]
        offcore tcp --demo [--quick] [--format <FORMAT>]";
 
-/// The subcommands that `switch` and `tcp` are with `--demo`, which takes none of their other flags.
-const SWITCH_DEMO: &str = "switch-demo";
-const TCP_DEMO: &str = "tcp-demo";
+/// The subcommands that `switch` and `tcp` are with `--demo`, which takes none of their other flags. Nobody is advised to type
+/// them: they resemble nothing.
+const SWITCH_DEMO: &str = "~1";
+const TCP_DEMO: &str = "~2";
 
 impl Cli {
     /// Parses the words of a command line.

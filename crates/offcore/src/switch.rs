@@ -203,8 +203,10 @@ impl Watch<'_> {
             if self.watching.run.duration.is_some_and(|duration| now - started >= duration) {
                 return Ok(StoppedBy::Duration);
             }
+            let waits = || self.running.ports().iter().any(|port| port.is_waiting());
             if let Some(idle) = &mut idle
                 && idle.is_over(now)?
+                && !waits()
             {
                 return Ok(StoppedBy::Idle);
             }

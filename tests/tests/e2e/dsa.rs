@@ -5,7 +5,8 @@ use peers::{Offcore, TempDir};
 #[test]
 fn doctor_without_device_fails() {
     let dir = TempDir::new().unwrap();
-    let root = dir.file("root").display().to_string();
+    // A machine that has nothing.
+    let root = dir.path().display().to_string();
     let run = Offcore::run(&["dsa", "doctor", "--root", &root]).unwrap();
     assert_eq!(run.status.code(), Some(1), "{}{}", run.stdout, run.stderr);
     for words in ["no DSA device", "Sapphire Rapids", "dsa-sim0:wq0.0"] {

@@ -80,8 +80,16 @@ impl FromStr for Rate {
         let units = [("bps", true), ("bit/s", true), ("pps", false), ("", false)];
         let found = units.iter().find_map(|(unit, bits)| Some((lower.strip_suffix(unit)?, *bits)));
         let (number, bits) = found.ok_or_else(expected)?;
-        let rate =
-            scaled(number.trim_end()).filter(|rate| (1e-3..=1e13).contains(rate)).ok_or_else(expected)?;
+        let most = if bits { 1e13 } else { 1e9 };
+        let rate = scaled(number.trim_end()).filter(|rate| *rate >= 1e-3).ok_or_else(expected)?;
+        if rate > most {
+            return Err(match bits {
+                true => format!("'{text}': expected at most 10Tbps"),
+                false => format!(
+                    "'{text}': expected at most 1G packets a second; bits a second are written as 10Gbps"
+                ),
+            });
+        }
         Ok(if bits { Self::Bits(rate) } else { Self::Packets(rate) })
     }
 }
@@ -196,7 +204,9 @@ mod tests {
             let found: Rate = text.parse().unwrap();
             assert_eq!((found, found.to_string().as_str()), (rate, shown), "{text}");
         }
-        for bad in ["", "k", "-1", "0", "nan", "inf", "1x", "0%", "101%", "1e99"] {
+        assert!("10G".parse::<Rate>().unwrap_err().contains("written as 10Gbps"));
+        assert!("1e99bps".parse::<Rate>().unwrap_err().contains("at most 10Tbps"));
+        for bad in ["", "k", "-1", "0", "nan", "inf", "1x", "0%", "101%"] {
             assert!(bad.parse::<Rate>().unwrap_err().contains("max"), "{bad}");
         }
         assert_eq!(Rate::Percent(50.0).on(Some(1e10)).unwrap(), Rate::Wire(5e9));

@@ -292,6 +292,8 @@ impl Reporter {
                 let mut since = counts - self.cleared[index];
                 // What was lost before may have come since.
                 since.lost = if since.lost.cast_signed() < 0 { 0 } else { since.lost };
+                // Nor is it of what was sent since, though it never came.
+                since.lost = since.lost.min(since.sent);
                 since
             };
             let (counts, earlier) = (since_clear(counted[index]), since_clear(before[index]));

@@ -179,18 +179,18 @@ fn needs_frags(interface: &str, mtu: usize, pool: &Pool) -> Result<bool, Refusal
     if longest > room * MAX_BUFFERS {
         return Err(Refusal::Reason(format!(
             "MTU {mtu} means frames of {longest} bytes, expected at most {MAX_BUFFERS} packet buffers of {room}: {}",
-            remedy(interface, mtu, pool)
+            remedy(interface, mtu, pool, MAX_BUFFERS)
         )));
     }
     Ok(longest > room)
 }
 
-/// How frames of `mtu` can be made to fit.
-fn remedy(interface: &str, mtu: usize, pool: &Pool) -> String {
+/// How frames of `mtu` can be made to fit into so many buffers.
+fn remedy(interface: &str, mtu: usize, pool: &Pool, buffers: usize) -> String {
     let room = |chunk| chunk - (pool.chunk_size() - pool.data_room());
-    let lower =
-        format!("lower the MTU to {} (ip link set {interface} mtu N)", pool.data_room() - longest_frame(0));
-    if longest_frame(mtu) <= room(LARGEST_CHUNK) {
+    let most = buffers * pool.data_room() - longest_frame(0);
+    let lower = format!("lower the MTU to {most} (ip link set {interface} mtu N)");
+    if longest_frame(mtu) <= buffers * room(LARGEST_CHUNK) {
         format!("--mbuf-size {LARGEST_CHUNK}, or {lower}")
     } else {
         lower
@@ -211,7 +211,7 @@ fn refused_program(interface: &str, error: io::Error, mtu: usize, pool: &Pool) -
         Some(libc::ENOSYS) => ": this kernel has no bpf(2)".into(),
         Some(libc::EINVAL) if longest_frame(mtu) > pool.data_room() => format!(
             ": this kernel has no XDP for frames of several packet buffers, which MTU {mtu} needs: {}",
-            remedy(interface, mtu, pool)
+            remedy(interface, mtu, pool, 1)
         ),
         _ => String::new(),
     };
@@ -283,7 +283,7 @@ fn refused_socket(
             let mtu = device.mtu().unwrap_or_default();
             format!(
                 "this kernel has no XDP sockets for frames of several packet buffers, which MTU {mtu} needs: {}",
-                remedy(device.name(), mtu, pool)
+                remedy(device.name(), mtu, pool, 1)
             )
         }
         (Step::Bind, _) => format!("binding to queue {queue} of interface '{name}'"),

@@ -14,9 +14,20 @@ use rustix::io::Errno;
 /// Bytes that are asked for at once, and that wait for a reader: as many as a pipe has room for by default.
 const BLOCK: usize = 1 << 16;
 
+/// How often what is to be read is to be handed over for each look whether somebody reads it.
+const LOOKS: u32 = 64;
+
 /// Whether `path` names a pipe.
 pub(super) fn is_pipe(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.file_type().is_fifo())
+}
+
+/// What was opened, unless it has become something else meanwhile: a file would be overwritten.
+fn piped(file: File) -> io::Result<File> {
+    match file.metadata()?.file_type().is_fifo() {
+        true => Ok(file),
+        false => Err(io::Error::other("it was a pipe and is none any more")),
+    }
 }
 
 fn nonblocking() -> OpenOptions {
@@ -40,12 +51,13 @@ pub(super) struct PipeReader {
 
 impl PipeReader {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let file = nonblocking().read(true).open(path)?;
+        let file = piped(nonblocking().read(true).open(path)?)?;
         let buffer = vec![0; BLOCK + MAX_RECORD_LEN as usize].into();
         Ok(Self { file, buffer, filled: 0..0, written: false, ended: false })
     }
 
-    /// Whether the next `bytes` can be read without waiting, because they are there or never will be; at most a packet.
+    /// Whether the next `bytes` can be read without waiting, because they are there or never will be; at most a packet and a
+    /// header.
     pub(super) fn has(&mut self, bytes: usize) -> io::Result<bool> {
         while self.filled.len() < bytes && !self.ended {
             if !self.fill()? {
@@ -101,25 +113,25 @@ pub(super) struct PipeWriter {
     path: PathBuf,
     /// `None` until somebody reads it.
     file: Option<File>,
+    /// How often nobody did.
+    tries: u32,
     /// What the pipe has had no room for.
     buffer: Vec<u8>,
 }
 
 impl PipeWriter {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let mut pipe = Self { path: path.into(), file: None, buffer: Vec::new() };
+        let mut pipe = Self { path: path.into(), file: None, tries: 0, buffer: Vec::new() };
         pipe.connect()?;
         Ok(pipe)
     }
 
     /// Opens it, if somebody reads it.
-    pub(super) fn connect(&mut self) -> io::Result<()> {
-        if self.file.is_none() {
-            match nonblocking().write(true).open(&self.path) {
-                Ok(file) => self.file = Some(file),
-                Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {}
-                Err(error) => return Err(error),
-            }
+    fn connect(&mut self) -> io::Result<()> {
+        match nonblocking().write(true).open(&self.path) {
+            Ok(file) => self.file = Some(piped(file)?),
+            Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {}
+            Err(error) => return Err(error),
         }
         Ok(())
     }
@@ -143,8 +155,14 @@ impl Write for PipeWriter {
         self.buffer.write(bytes)
     }
 
-    /// Hands over what the pipe has room for.
+    /// Hands over what the pipe has room for. A reader is looked for now and then: that takes longer than to write.
     fn flush(&mut self) -> io::Result<()> {
+        if self.file.is_none() {
+            self.tries = self.tries.wrapping_add(1);
+            if self.tries.is_multiple_of(LOOKS) {
+                self.connect()?;
+            }
+        }
         let Some(file) = &mut self.file else { return Ok(()) };
         let mut taken = 0;
         while let Some(rest) = self.buffer.get(taken..).filter(|rest| !rest.is_empty()) {

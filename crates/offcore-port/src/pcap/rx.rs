@@ -52,6 +52,7 @@ impl Source {
                 );
             }
             let reader = Reader::Begun(Some(PipeReader::open(path)?));
+            state.waiting.store(true, Ordering::Relaxed);
             return Ok(Self { reader, waiting: None, repeated: None, state });
         }
         let file = Arc::new(File::open(path)?);
@@ -85,10 +86,14 @@ impl Source {
         let next = match &mut self.reader {
             _ if self.waiting.is_some() => self.waiting.take(),
             Reader::File(reader) => reader.next_header()?,
-            Reader::Pipe(reader) => match reader.input().has(RECORD_HEADER_LEN)? {
-                true => reader.next_header()?,
-                false => return Ok(Next::Later),
-            },
+            Reader::Pipe(reader) => {
+                // Behind what was not taken of the packet before.
+                let wanted = reader.left() + RECORD_HEADER_LEN;
+                if !reader.input().has(wanted)? {
+                    return Ok(Next::Later);
+                }
+                reader.next_header()?
+            }
             Reader::Begun(_) => None,
         };
         let Some(record) = next else { return Ok(Next::End) };

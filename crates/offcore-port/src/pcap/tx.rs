@@ -8,6 +8,7 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use offcore_mem::Burst;
@@ -113,15 +114,7 @@ impl Sink {
         Ok(true)
     }
 
-    /// Hands over what was written. A pipe may have no reader yet, or no room.
-    fn hand_over(&mut self) -> Result<(), PcapError> {
-        if let Output::Pipe(pipe) = self.writer.output() {
-            pipe.connect()?;
-        }
-        self.writer.flush()
-    }
-
-    /// Bytes that were not handed over, and cannot be now.
+    /// Bytes that were not handed over: a pipe may have no reader yet, or no room.
     fn left(&mut self) -> usize {
         match self.writer.output() {
             Output::File(_) => 0,
@@ -258,8 +251,13 @@ impl PcapTx {
     }
 
     fn hand_over(&mut self) {
-        if let Err(error) = self.sink.as_mut().map_or(Ok(()), Sink::hand_over) {
-            self.fail(error);
+        let Some(sink) = &mut self.sink else { return };
+        match sink.writer.flush() {
+            Ok(()) => {
+                let waiting = sink.left() > 0;
+                sink.state.waiting.store(waiting, Ordering::Relaxed);
+            }
+            Err(error) => self.fail(error),
         }
     }
 }
@@ -288,6 +286,8 @@ impl TxQueue for PcapTx {
                 sink.idle = 0;
                 sink.keep();
             }
+            let waiting = sink.left() > 0;
+            sink.state.waiting.store(waiting, Ordering::Relaxed);
         } else {
             self.counters.drop(self.without, (burst.len() - packets) as u64);
             packets = burst.len();
@@ -298,11 +298,11 @@ impl TxQueue for PcapTx {
 
     fn poll(&mut self, _ctx: &mut Context<'_>) {
         let Some(sink) = &mut self.sink else { return };
+        if sink.left() > 0 {
+            return self.hand_over();
+        }
         if sink.idle == IDLE_ROUNDS {
-            if sink.left() == 0 {
-                return;
-            }
-            sink.idle = 0;
+            return;
         }
         sink.idle += 1;
         if sink.idle == IDLE_ROUNDS {

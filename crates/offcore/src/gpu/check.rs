@@ -30,12 +30,17 @@ Examples:
   All of the first GPU, in a quarter of an hour at most, as root:
     offcore gpu check
 
+Where the GPU cannot be used it ends there; whether DSA is there is looked at,
+too, and not needed.
+
 The directory of --out has a line for each step in check.json, and for each
 step what it wrote: STEP.out and STEP.log. With a GPU that nobody has tried yet,
 the authors would like to have them.
 
 Exit codes: 0 every step did what it should, 1 one did not, 2 usage.";
 
+/// The file of patterns, beside what the steps say.
+const PATTERNS: &str = "patterns.txt";
 /// Time for a step but the figures', and for all.
 const LIMIT: Duration = Duration::from_secs(60);
 const ALL: Duration = Duration::from_secs(15 * 60);
@@ -58,21 +63,28 @@ pub(crate) struct CheckArgs {
 pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     // Whoever interrupts a check does not leave its step behind.
     stop_on_signals().map_err(|error| anyhow!("handling signals: {error}"))?;
+    // It becomes a word of each step's command line.
+    if args.device.starts_with('-') || args.device.contains(char::is_whitespace) {
+        return Err(format!("--device '{}': expected cuda:N, N or host", args.device).into());
+    }
     let out = args.out.display();
     fs::create_dir(&args.out)
         .map_err(|error| anyhow!("--out {out}: {error}: expected a directory that is not there yet"))?;
     let lines = args.out.join("check.json");
     let lines = File::create_new(&lines).with_context(|| format!("making {}", lines.display()))?;
-    let mut check = Check { args, since: Instant::now(), lines, failed: Vec::new() };
+    let mut check = Check { args, since: Instant::now(), lines, steps: 0, failed: Vec::new() };
     check.machine()?;
     check.workloads()?;
     check.faults()?;
     check.figures()?;
     match check.failed.len() {
-        0 => Ok(()),
+        0 => {
+            write(&format!("{} steps did what they should; what they said is in {out}\n", check.steps))?;
+            Ok(())
+        }
         count => {
-            Err(anyhow!("{count} steps did not do what they should: {}; see {out}", check.failed.join(", "))
-                .into())
+            let (steps, failed) = (check.steps, check.failed.join(", "));
+            Err(anyhow!("{count} of {steps} steps did not do what they should: {failed}; see {out}").into())
         }
     }
 }
@@ -83,6 +95,8 @@ struct Check<'a> {
     since: Instant,
     /// A line of JSON for each step.
     lines: File,
+    /// How many there have been.
+    steps: usize,
     /// Names of the steps that failed.
     failed: Vec<String>,
 }
@@ -98,6 +112,13 @@ impl Check<'_> {
         if needs_gpu {
             let line = format!("gpu costs --device {} --format json", self.args.device);
             self.step("costs", &line, LIMIT, judge::costs)?;
+            if !self.failed.is_empty() {
+                bail!(
+                    "{} cannot be used, so nothing else is tried; see {}",
+                    self.args.device,
+                    self.args.out.display()
+                );
+            }
         }
         Ok(())
     }
@@ -106,10 +127,11 @@ impl Check<'_> {
     fn workloads(&mut self) -> anyhow::Result<()> {
         let quick = self.args.quick;
         let memories: &[_] = if quick { &["host"] } else { &["host", "gpu"] };
-        let patterns = self.args.out.join("patterns.txt");
+        let patterns = self.args.out.join(PATTERNS);
         // Any will do: packets are compared, not what is found in them.
         fs::write(&patterns, "\\x00\\x01\\x02\nevil.example\n").context("writing patterns")?;
-        let matches = format!("match --patterns {}", patterns.display());
+        // Steps run in that directory.
+        let matches = format!("match --patterns {PATTERNS}");
         for workload in ["kernel", "persistent", "graph"] {
             for memory in memories {
                 for pipelines in [1, 4] {
@@ -214,6 +236,7 @@ impl Check<'_> {
             Ok(text) => ("ok", text),
             Err(text) => ("FAILED", text),
         };
+        self.steps += 1;
         if verdict.is_err() {
             self.failed.push(name.to_owned());
         }

@@ -3,6 +3,7 @@
 use clap::Args;
 use offcore_gpu::cuda::Costs;
 use offcore_gpu::devices;
+use offcore_gpu::host::HOST;
 
 use crate::Failure;
 use crate::args::Format;
@@ -31,6 +32,11 @@ pub(crate) struct CostsArgs {
 }
 
 pub(crate) fn run(args: &CostsArgs) -> Result<(), Failure> {
+    if args.device == HOST {
+        return Err("--device host: threads in a GPU's place are not launched: expected cuda:N"
+            .to_owned()
+            .into());
+    }
     let costs = devices::costs(&args.device).map_err(anyhow::Error::new)?;
     let text = match args.format {
         Format::Table => text(&costs),

@@ -130,6 +130,20 @@ impl Watch<'_> {
         Ok(self.running.pause()?)
     }
 
+    /// Waits for what was sent and has not come.
+    fn settle(&mut self) {
+        let (began, wait) = (Instant::now(), self.args.wait);
+        let settled = self.running.settle(wait, &mut |running: &mut Running| {
+            running.tend();
+            self.reporter.look(running);
+            // A second signal ends the process by itself.
+            began.elapsed() < wait
+        });
+        if let Err(error) = settled {
+            tracing::debug!(%error, "not everything that was sent has come");
+        }
+    }
+
     /// Sends nothing more for now.
     fn pause(&mut self) -> Result<(), Failure> {
         self.active = self.active();
@@ -177,6 +191,11 @@ impl Watch<'_> {
             }
             Command::Stop => return self.pause(),
             Command::Clear => {
+                // What is under way would count as lost, and as come.
+                if self.began.is_none() {
+                    self.settle();
+                }
+                let running = &mut self.running;
                 self.reporter.clear(running);
                 self.interfaces.begin(running);
                 self.active = Duration::ZERO;
@@ -210,17 +229,7 @@ impl Watch<'_> {
     fn finish(mut self, stopped_by: StoppedBy) -> Result<(), Failure> {
         if stopped_by != StoppedBy::Worker {
             self.pause()?;
-            let ending = Instant::now();
-            let wait = self.args.wait;
-            let settled = self.running.settle(wait, &mut |running: &mut Running| {
-                running.tend();
-                self.reporter.look(running);
-                // A second signal ends the process by itself.
-                ending.elapsed() < wait
-            });
-            if let Err(error) = settled {
-                tracing::debug!(%error, "not everything that was sent has come");
-            }
+            self.settle();
         }
         let report = self.reporter.last(&self.running, self.active);
         let interfaces = self.interfaces.compare(&self.running);

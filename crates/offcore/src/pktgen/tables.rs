@@ -101,7 +101,7 @@ fn remarks(counts: &Counts) -> String {
         (counts.malformed, "malformed"),
         (counts.tx_dropped, "dropped by the sending port"),
         (counts.rx_dropped, "dropped by the receiving port"),
-        (counts.given_up, "given up because nothing could be sent for a second"),
+        (counts.given_up, "given up: due for more than a second"),
     ];
     let said: Vec<_> =
         all.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();

@@ -1,7 +1,7 @@
 //! What a port has for itself: files that it writes, and interfaces. Whatever its name on the command line is, no other port has it.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use offcore_port::PortError;
@@ -42,6 +42,7 @@ struct Claim<'a> {
 /// # Errors
 /// The first that wants what another one has.
 pub(super) fn check(specs: &[PortSpec]) -> Result<(), PortError> {
+    check_stdout(specs)?;
     let mut all: Vec<Claim<'_>> = Vec::new();
     for claim in specs.iter().flat_map(claims) {
         let both_read = |other: &Claim<'_>| (claim.does, other.does) == (Does::Reads, Does::Reads);
@@ -51,6 +52,27 @@ pub(super) fn check(specs: &[PortSpec]) -> Result<(), PortError> {
         all.push(claim);
     }
     Ok(())
+}
+
+/// Reports would be in the middle of a capture.
+fn check_stdout(specs: &[PortSpec]) -> Result<(), PortError> {
+    let Ok(stdout) = rustix::fs::fstat(std::io::stdout()) else { return Ok(()) };
+    let is_stdout = |path: &Path| {
+        let found = fs::metadata(path).ok().filter(|found| found.file_type().is_fifo());
+        found.is_some_and(|found| (found.dev(), found.ino()) == (stdout.st_dev, stdout.st_ino))
+    };
+    let output = |spec: &PortSpec| match spec.bare() {
+        PortSpec::Pcap(pcap) => pcap.output.as_deref().is_some_and(is_stdout),
+        _ => false,
+    };
+    match specs.iter().find(|spec| output(spec)) {
+        None => Ok(()),
+        Some(spec) => {
+            let reason =
+                "standard output has the reports: expected another pipe, such as /dev/fd/3 (3>&1 >/dev/null)";
+            Err(PortError::Other { port: spec.to_string(), reason: reason.into() })
+        }
+    }
 }
 
 /// Looks whether one of the ports writes a file that is read.

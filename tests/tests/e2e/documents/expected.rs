@@ -11,6 +11,7 @@ pub(super) const MAY_LACK: &[(&str, &str)] = &[
     ("no CUDA driver was found", "GPU"),
     ("keeps a GPU, or a network card", "GPU"),
     ("did not do what they should", "GPU"),
+    ("cannot be used, so nothing else is tried", "GPU"),
     ("choose one of these", " lcores"),
     ("has no zero-copy", "zero-copy"),
     ("it does not answer", "reads"),

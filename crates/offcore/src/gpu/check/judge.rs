@@ -18,10 +18,12 @@ pub(super) fn doctor(ended: &Ended, needed: bool) -> Verdict {
     if findings.is_empty() {
         return Err(format!("{}: {}", ended.status, last_line(&ended.log)));
     }
-    let text =
-        format!("{} ok, {} warnings, {} problems", of("ok").len(), of("warning").len(), problems.len());
-    let told = if problems.is_empty() { text } else { format!("{text}: {}", problems.join("; ")) };
-    if needed && !problems.is_empty() { Err(told) } else { Ok(told) }
+    let text = format!("{} found well, {} to be better", of("ok").len(), of("warning").len());
+    match problems.join("; ") {
+        none if none.is_empty() => Ok(text),
+        found if needed => Err(format!("{text}, and what keeps it from being used: {found}")),
+        found => Ok(format!("{text}; not here, and not needed: {found}")),
+    }
 }
 
 /// What reads and launches take, and what kernels spill.
@@ -110,6 +112,9 @@ pub(super) fn figures(ended: &Ended) -> Verdict {
         )
     };
     let mut text = format!("{} rows", rows.len());
+    if rows.iter().any(|row| row["simulated"] == true) {
+        text += " of threads in a GPU's place, which say nothing of one";
+    }
     for burst in [16, 32, 64, 1024] {
         if let Some((gbps, workload)) = best(burst) {
             text += &format!("; burst {burst}: at most {gbps:.1} Gbit/s ({workload})");
@@ -278,7 +283,7 @@ mod tests {
     fn problems_matter_where_the_device_is_needed() {
         let found = r#"{"verdict":"problem","found":"no GPU"}"#;
         assert!(doctor(&ended(1, found), true).unwrap_err().contains("no GPU"));
-        assert!(doctor(&ended(1, found), false).unwrap().contains("1 problems: no GPU"));
+        assert!(doctor(&ended(1, found), false).unwrap().contains("not needed: no GPU"));
         assert!(doctor(&ended(1, ""), false).unwrap_err().contains("last"));
     }
 }

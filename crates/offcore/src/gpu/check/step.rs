@@ -42,7 +42,7 @@ impl Started {
         let (output, log) = (path("out"), path("log"));
         let file = |path: &Path| File::create_new(path).with_context(|| format!("making {}", path.display()));
         let mut command = Command::new(program);
-        command.args(line.split_whitespace()).stdin(Stdio::null());
+        command.args(line.split_whitespace()).current_dir(out).stdin(Stdio::null());
         command.stdout(file(&output)?).stderr(file(&log)?);
         let child = command.spawn().with_context(|| format!("starting offcore {line}"))?;
         Ok(Self { child, since: Instant::now(), output, log })
