@@ -25,6 +25,13 @@ fn busy(process: u32) -> Duration {
     Duration::from_millis(10 * (ticks(11) + ticks(12)))
 }
 
+/// Whether all threads of a process have stopped: on a busy machine that takes longer than the signal.
+fn has_stopped(process: u32) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let stats = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("stat")).unwrap());
+    stats.into_iter().all(|stat| stat.rsplit_once(')').unwrap().1.trim_start().starts_with('T'))
+}
+
 #[test]
 fn stack_is_killed() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Nginx, Need::Curl]].concat()) else { return };
@@ -87,7 +94,9 @@ fn stack_is_stopped() {
     let script = stage.write("asks.py", ASKS);
     let mut asks = stage.start(&["python3", &script, STACK[0], &ready, &go]);
     until("a listener", || fs::metadata(&ready).is_ok(), || asks.tail());
-    stage.stack.as_mut().unwrap().signal(Signal::STOP).unwrap();
+    let stack = stage.stack.as_mut().unwrap();
+    stack.signal(Signal::STOP).unwrap();
+    until("a stopped stack", || has_stopped(stack.id()), String::new);
     fs::write(&go, "").unwrap();
     let to = format!("http://{}:9/", super::KERNEL);
     let mut attaches = stage.start_apart(&["curl", "--silent", "--max-time", "2", &to]);
