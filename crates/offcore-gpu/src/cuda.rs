@@ -8,7 +8,7 @@
 //! * `thread`: the thread that launches kernels for bursts, and graphs,
 //! * `direct`: device memory that network cards reach,
 //! * `graph`: graphs of kernels; `slots`: ring slots in device memory,
-//! * `tables`: patterns in device memory,
+//! * `tables`: patterns in device memory; `quits`: a ring on which kernels end at once,
 //! * `facts`: what the driver reports, for the doctor; `costs`: what reads and launches take.
 
 mod costs;
@@ -20,6 +20,7 @@ mod graph;
 mod halves;
 mod library;
 pub(crate) mod memory;
+mod quits;
 mod service;
 mod slots;
 mod tables;

@@ -115,14 +115,6 @@ impl Trie {
             reserved: 0,
         }
     }
-
-    /// Size of the tables in bytes.
-    pub fn memory(&self) -> usize {
-        size_of_val(&*self.edges)
-            + size_of_val(&*self.lowest)
-            + size_of_val(&*self.first)
-            + size_of_val(&*self.pairs)
-    }
 }
 
 /// The bits of the first two bytes of each pattern; after a pattern of one byte any byte may come.

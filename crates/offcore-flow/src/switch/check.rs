@@ -17,7 +17,7 @@ impl SwitchConfig {
     /// Refuses what cannot be with these ports, which need not be open: [`PortSpec`](offcore_port::spec::PortSpec)s, or ports.
     ///
     /// # Errors
-    /// [`SwitchError::Config`] for a field, [`SwitchError::Lcore`] for an lcore that is not to be had.
+    /// [`SwitchError::Config`]. Whether lcores are to be had here says [`check_lcores`].
     pub fn check<'a, T>(&self, ports: &'a [T]) -> Result<(), SwitchError>
     where
         PortShape: From<&'a T>,

@@ -1,6 +1,6 @@
 //! What a GPU's reads of host memory and launches take, which most of a burst's time is made of.
 
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -11,8 +11,8 @@ use serde::Serialize;
 use crate::cuda::driver::{CudaError, Kernel, Stream};
 use crate::cuda::gpu::{Gpu, WARP, place, quiesce_lock};
 use crate::cuda::graph::{Graphs, Schedule};
-use crate::cuda::memory::{Allocation, Registration};
-use crate::layout::{Kind, PipelineView, PoolView, QUIT, RingView, TrieView, WorkView};
+use crate::cuda::memory::Registration;
+use crate::cuda::quits::Quits;
 
 /// Reads that are timed together, launches that are, and how often.
 const READS: u32 = 1000;
@@ -20,6 +20,8 @@ const LAUNCHES: u32 = 15;
 /// Graphs that take turns: one is not launched again while it may still run.
 const GRAPHS: u32 = 3;
 const ROUNDS: usize = 51;
+/// Kernels of a graph.
+const NODES: u32 = 8;
 /// Where the kernel's nanoseconds are, from the word that it reads.
 const RESULT: usize = 64;
 
@@ -65,13 +67,11 @@ pub(super) fn measure(gpu: &Gpu) -> Result<Costs, String> {
     // SAFETY: the mapping is dropped behind the registration.
     let registered = unsafe { Registration::new(&gpu.context, "a word", word.as_ptr(), memory.len()) }?;
     let stream = Stream::new(&gpu.context).map_err(to_text)?;
-    let slots = ended_slots(gpu)?;
-    let schedule = Schedule::new(NODES, 1);
-    let words = slots.at::<u8>().wrapping_add(NODES as usize * SLOT * 2).cast();
-    let view = view(slots.at());
-    let graphs = Graphs::new(&gpu.context, &stream, &schedule, (gpu.kernels.node, WARP), (&view, words));
+    let quits = Quits::new(&gpu.context, NODES)?;
+    let (kernel, ring) = ((gpu.kernels.node, WARP), (&quits.view(), quits.words()));
+    let graphs = Graphs::new(&gpu.context, &stream, &Schedule::new(NODES, 1), kernel, ring);
     let graphs = graphs.map_err(to_text)?;
-    let bench = Bench { gpu, graphs, _slots: slots, stream, registered, word };
+    let bench = Bench { gpu, graphs, _quits: quits, stream, registered, word };
     let kernels = [
         ("og_burst", gpu.kernels.burst),
         ("og_persistent", gpu.kernels.persistent),
@@ -95,40 +95,10 @@ pub(super) fn measure(gpu: &Gpu) -> Result<Costs, String> {
     measured
 }
 
-/// Slots of one node each, and bytes of a slot and of an answer.
-const NODES: u32 = 8;
-const SLOT: usize = 64;
-
-/// Slots that all hold a quit of their first lap, answers, and words of laps.
-fn ended_slots(gpu: &Gpu) -> Result<Allocation, String> {
-    let mut memory = vec![0u32; NODES as usize * (2 * SLOT / 4 + 1)];
-    for slot in 0..NODES as usize {
-        (memory[slot * SLOT / 4], memory[slot * SLOT / 4 + 1]) = (1, QUIT);
-    }
-    // SAFETY: plain numbers of a vector.
-    unsafe { Allocation::copy(&gpu.context, "a ring", memory.as_ptr(), memory.len()) }
-}
-
-/// A ring in the slots, without packets.
-fn view(slots: *mut u8) -> PipelineView {
-    PipelineView {
-        pool: PoolView { base: null_mut(), staging: null_mut(), chunk_shift: 0, chunks: 0 },
-        ring: RingView {
-            slots,
-            answers: slots.wrapping_add(NODES as usize * SLOT),
-            slot_stride: SLOT as u32,
-            answer_stride: SLOT as u32,
-            count: NODES,
-            reserved: 0,
-        },
-        work: WorkView { kind: Kind::Nothing, swap: 0, skip: 0, forced_ns: 0, trie: TrieView::EMPTY },
-    }
-}
-
 struct Bench<'a> {
     gpu: &'a Gpu,
     graphs: Graphs,
-    _slots: Allocation,
+    _quits: Quits,
     stream: Stream,
     registered: Registration,
     /// A page of zeroes, and where results come.
@@ -165,7 +135,7 @@ impl Bench<'_> {
     fn graph_launches(&self) -> Result<f64, CudaError> {
         let since = Instant::now();
         for _ in 0..LAUNCHES / GRAPHS {
-            // SAFETY: the slots stay until the stream is idle; only this thread launches.
+            // SAFETY: the ring stays until the stream is idle; only this thread launches.
             (0..GRAPHS).try_for_each(|graph| unsafe { self.graphs.launch(graph, &self.stream) })?;
         }
         let took = since.elapsed();

@@ -9,7 +9,6 @@
 use std::any::Any;
 use std::ffi::CString;
 use std::fmt;
-use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
@@ -19,10 +18,10 @@ use crate::cuda::driver::{self, Context, CudaError, Kernel, Module, Stream};
 use crate::cuda::facts::facts_of;
 use crate::cuda::library;
 use crate::cuda::memory::{Allocation, size};
+use crate::cuda::quits::Quits;
 use crate::cuda::tables::DeviceTrie;
 use crate::cuda::thread::LaunchThread;
 use crate::doctor::{CudaDevice, Ptx, words};
-use crate::layout::{Kind, PipelineView, PoolView, QUIT, RingView, TrieView, WorkView};
 use crate::ptx::PTX;
 use crate::trie::Trie;
 
@@ -166,26 +165,8 @@ impl Gpu {
     /// its local memory and gives the stream its hardware queue, which would block once a kernel polls for bursts, and
     /// shows that it ends.
     pub(super) fn launch_all_once(&self, stream: &Stream) -> Result<(), String> {
-        // A slot that holds a quit, the line of its answer, and zeroed words.
-        let mut memory = [0u32; 40];
-        (memory[0], memory[1]) = (1, QUIT);
-        // SAFETY: plain numbers of an array.
-        let at_device =
-            unsafe { Allocation::copy(&self.context, "a self-test", memory.as_ptr(), memory.len()) }?;
-        let at: *mut u8 = at_device.at();
-        let view = PipelineView {
-            pool: PoolView { base: null_mut(), staging: null_mut(), chunk_shift: 0, chunks: 0 },
-            ring: RingView {
-                slots: at,
-                answers: at.wrapping_add(64),
-                slot_stride: 64,
-                answer_stride: 64,
-                count: 1,
-                reserved: 0,
-            },
-            work: WorkView { kind: Kind::Nothing, swap: 0, skip: 0, forced_ns: 0, trie: TrieView::EMPTY },
-        };
-        let words: *mut u32 = at.wrapping_add(128).cast();
+        let quits = Quits::new(&self.context, 1)?;
+        let (view, words) = (quits.view(), quits.words::<u64>());
         let Kernels { burst, persistent, node, .. } = self.kernels;
         let run = || {
             self.context.settle()?;

@@ -122,6 +122,12 @@ impl Sink {
         }
     }
 
+    /// Says whether a reader has something to do.
+    fn note_left(&mut self) {
+        let waiting = self.left() > 0;
+        self.state.waiting.store(waiting, Ordering::Relaxed);
+    }
+
     /// There is something in it that somebody may want.
     fn keep(&mut self) {
         if let Some(part) = &mut self.part {
@@ -253,10 +259,7 @@ impl PcapTx {
     fn hand_over(&mut self) {
         let Some(sink) = &mut self.sink else { return };
         match sink.writer.flush() {
-            Ok(()) => {
-                let waiting = sink.left() > 0;
-                sink.state.waiting.store(waiting, Ordering::Relaxed);
-            }
+            Ok(()) => sink.note_left(),
             Err(error) => self.fail(error),
         }
     }
@@ -286,8 +289,7 @@ impl TxQueue for PcapTx {
                 sink.idle = 0;
                 sink.keep();
             }
-            let waiting = sink.left() > 0;
-            sink.state.waiting.store(waiting, Ordering::Relaxed);
+            sink.note_left();
         } else {
             self.counters.drop(self.without, (burst.len() - packets) as u64);
             packets = burst.len();
