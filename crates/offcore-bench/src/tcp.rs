@@ -4,6 +4,7 @@
 //! * [`idle`]: the same beside connections on which nothing happens, against alone.
 //! * [`open_close`]: connections that are opened, used once and closed.
 //! * [`veth`]: a stream to and from the kernel's TCP, beside the kernel's in our place.
+//! * [`paths`]: such a stream over a slow, long or lossy path.
 //! * [`http`]: nginx, beside the same on the kernel's TCP.
 
 pub mod http;
@@ -11,6 +12,7 @@ pub mod idle;
 mod link;
 pub mod open_close;
 mod pair;
+pub mod paths;
 mod share;
 mod streams;
 pub mod veth;

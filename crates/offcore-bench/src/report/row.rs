@@ -53,6 +53,8 @@ pub struct Row {
     pub beside_over_alone_median: Option<f64>,
     /// Lower bound of the ratio of sums by bootstrap, no higher than that of either half of the blocks.
     pub beside_over_alone_lower: Option<f64>,
+    /// TCP over paths: rate, round trip, loss and reordering.
+    pub path: Option<String>,
     /// TCP over veth: whether ports and kernel segment, and leave checksums open.
     pub offloads: Option<bool>,
     /// TCP over veth: nanoseconds that the host's core has work for 1024 bytes; the kernel's in its place.

@@ -30,7 +30,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use offcore_stats::{named, tsc};
 
-use super::veth::{FAR_BOUND, noise, pair};
+use super::veth::{FAR_BOUND, cubic, noise, pair};
 use crate::BURST;
 use crate::peer::netns::{self, Netns};
 use crate::peer::tempdir::TempDir;
@@ -105,8 +105,8 @@ pub fn run(options: &HttpOptions, progress: &Progress, emit: &mut dyn FnMut(Row)
     Netns::sweep()?;
     let other_lcore = options.other_lcore.context("end to end needs two lcores")?;
     let (ours, theirs, far) = (Netns::new()?, Netns::new()?, Netns::new()?);
-    pair(("ours", "10.77.0.1/24"), &ours, &far, true)?;
-    pair(("theirs", "10.78.0.1/24"), &theirs, &far, true)?;
+    pair("ours", Some("10.77.0.1/24"), &ours, &far, true)?;
+    pair("theirs", Some("10.78.0.1/24"), &theirs, &far, true)?;
     theirs.configure("theirs0", "10.78.0.2/24")?;
     // The kernel's stack has what this machine has otherwise; ours has CUBIC.
     for (netns, interface, network, address) in [
@@ -114,7 +114,7 @@ pub fn run(options: &HttpOptions, progress: &Progress, emit: &mut dyn FnMut(Row)
         (&far, "theirs1", "10.78.0.0/24", "10.78.0.1"),
         (&far, "ours1", "10.77.0.0/24", "10.77.0.1"),
     ] {
-        netns.ip(&["route", "change", network, "dev", interface, "src", address, "congctl", "cubic"])?;
+        cubic(netns, interface, network, address)?;
     }
     let version = server::version()?;
     let dir = TempDir::new()?;

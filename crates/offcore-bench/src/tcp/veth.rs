@@ -35,8 +35,9 @@ use crate::peer::netns::{self, Netns};
 use crate::report::progress::Progress;
 use crate::report::row::Row;
 use crate::report::sample::{Bounds, Spread, paired_ratio};
-use far::Far;
-use hosts::{Host, Kernel};
+pub(super) use far::Far;
+pub(super) use hosts::{Host, Kernel};
+use stream::SETTLE;
 
 /// The MTU of the pairs, of which a segment of [`SEGMENT`] bytes is made.
 const MTU: &str = "1500";
@@ -126,9 +127,9 @@ pub fn run(options: &VethOptions, progress: &Progress, emit: &mut dyn FnMut(Row)
 
 /// A cell of the measurement.
 #[derive(Clone, Copy, Debug)]
-struct Cell {
-    side: Side,
-    under: Under,
+pub(super) struct Cell {
+    pub(super) side: Side,
+    pub(super) under: Under,
 }
 
 impl fmt::Display for Cell {
@@ -139,7 +140,7 @@ impl fmt::Display for Cell {
 
 /// What a window saw.
 #[derive(Clone, Copy, Debug)]
-struct Window {
+pub(super) struct Window {
     bytes: u64,
     /// Ticks that it took, and what part of them each core was busy, or our worker had work: the host's core, and the other
     /// end's.
@@ -178,12 +179,13 @@ impl Cell {
     fn measure(self, options: &VethOptions, pool: &'static Pool, progress: &Progress) -> Result<Row> {
         let other_lcore = options.other_lcore.context("end to end needs two lcores")?;
         let (near, far) = (Netns::new()?, Netns::new()?);
-        pair(("ours", "10.77.0.1/24"), &near, &far, self.under.offloads())?;
-        pair(("theirs", "10.78.0.1/24"), &near, &far, self.under.offloads())?;
+        pair("ours", Some("10.77.0.1/24"), &near, &far, self.under.offloads())?;
+        pair("theirs", Some("10.78.0.1/24"), &near, &far, self.under.offloads())?;
         near.configure("theirs0", "10.78.0.2/24")?;
         let mut ours = Host::open(self, &near, "ours0", pool)?;
         let mut theirs = Kernel::listen(self.side, &near)?;
-        let far = Far { netns: &far, side: self.side, near_lcore: options.lcore, lcore: other_lcore };
+        let (side, near_lcore) = (self.side, options.lcore);
+        let far = Far { netns: &far, side, near_lcore, lcore: other_lcore, settle: SETTLE };
         let (mut our_windows, mut their_windows) = (Vec::new(), Vec::new());
         // Addresses are probed for and neighbours learned.
         far.window(&mut ours, options.window)?;
@@ -202,7 +204,7 @@ impl Cell {
         Ok(self.row(&our_windows, &their_windows))
     }
 
-    fn row(self, ours: &[Window], theirs: &[Window]) -> Row {
+    pub(super) fn row(self, ours: &[Window], theirs: &[Window]) -> Row {
         let rates = |windows: &[Window]| windows.iter().map(Window::mpps).collect::<Vec<_>>();
         let median = |windows: &[Window], of: fn(&Window) -> f64| {
             Spread::of(&windows.iter().map(of).collect::<Vec<_>>()).median
@@ -247,8 +249,14 @@ impl Cell {
     }
 }
 
-/// A veth pair NAME0 and NAME1, its far end with an address.
-pub(super) fn pair((name, address): (&str, &str), near: &Netns, far: &Netns, offloads: bool) -> Result<()> {
+/// Makes a veth pair NAME0 and NAME1, and gives its far end an address.
+pub(super) fn pair(
+    name: &str,
+    address: Option<&str>,
+    near: &Netns,
+    far: &Netns,
+    offloads: bool,
+) -> Result<()> {
     let ends = [format!("{name}0"), format!("{name}1")];
     near.veth(&ends[0], far, &ends[1])?;
     for (netns, end) in [near, far].into_iter().zip(&ends) {
@@ -260,7 +268,12 @@ pub(super) fn pair((name, address): (&str, &str), near: &Netns, far: &Netns, off
             false => netns.disable_offloads(end)?,
         }
     }
-    far.configure(&ends[1], address)
+    address.map_or(Ok(()), |address| far.configure(&ends[1], address))
+}
+
+/// Has the kernel use CUBIC, which our stack uses, on a network.
+pub(super) fn cubic(netns: &Netns, interface: &str, network: &str, address: &str) -> Result<()> {
+    netns.ip(&["route", "change", network, "dev", interface, "src", address, "congctl", "cubic"]).map(drop)
 }
 
 /// Of the windows of either side to one another, the wider: how far from 1 a ratio may be for no reason.

@@ -8,6 +8,7 @@ use offcore_bench::alternate::TURN_BURSTS;
 use offcore_bench::copier::{Copier, Setup};
 use offcore_bench::progress::Progress;
 use offcore_bench::tcp::http::{self, HttpOptions};
+use offcore_bench::tcp::paths::{self, PathOptions};
 use offcore_bench::tcp::veth::{self, VethOptions};
 use offcore_bench::tcp::{self, CHUNKS, Options, SEGMENT, Side, idle, open_close};
 use offcore_bench::temperature::Temperature;
@@ -43,6 +44,9 @@ Examples:
   The same stream to and from the kernel's TCP over veth, beside the kernel's
   in our place; as root:
     offcore bench tcp --case veth
+
+  A stream over slow, long and lossy paths, beside the kernel's; as root:
+    offcore bench tcp --case paths
 
   What a request for a file costs the stack's core, by who copies:
     offcore bench tcp --case requests
@@ -120,6 +124,8 @@ pub(crate) enum Case {
     OpenClose,
     /// Gbit/s of a stream to and from the kernel's TCP over veth, beside the kernel's in our place; needs root.
     Veth,
+    /// The same over paths of 20 to 200 ms, with loss and with reordering; needs root.
+    Paths,
     /// TSC ticks that a request for a file takes the core of the stack, by who copies.
     Requests,
     /// Requests that nginx answers a second, on the stack and on the kernel's, over veth; needs root, nginx and wrk.
@@ -153,6 +159,13 @@ fn measure(args: &TcpBenchArgs, case: Case, options: Options, rows: &mut Rows) -
             let options = VethOptions { sides, hugepages, ..VethOptions::new(quick, lcore, other_lcore) };
             veth::run(&options, &progress, emit)
         }
+        Case::Paths => {
+            let Options { sides, hugepages, lcore, other_lcore, .. } = options;
+            let program = std::env::current_exe().context("this program")?;
+            let options =
+                PathOptions { sides, hugepages, ..PathOptions::new(quick, program, lcore, other_lcore) };
+            paths::run(&options, &progress, emit)
+        }
         Case::Http => {
             let program = std::env::current_exe().context("this program")?;
             let options = HttpOptions::new(quick, program, options.lcore, options.other_lcore);
@@ -165,8 +178,10 @@ fn measure(args: &TcpBenchArgs, case: Case, options: Options, rows: &mut Rows) -
 fn cases(args: &TcpBenchArgs) -> Result<Vec<(Case, Options)>, Failure> {
     const SEGMENTS: (&[Case], &str) =
         (&[Case::CoreCost, Case::Idle, Case::Requests], "core-cost, idle or requests");
-    const SIDES: (&[Case], &str) =
-        (&[Case::CoreCost, Case::Idle, Case::OpenClose, Case::Veth], "core-cost, idle, open-close or veth");
+    const SIDES: (&[Case], &str) = (
+        &[Case::CoreCost, Case::Idle, Case::OpenClose, Case::Veth, Case::Paths],
+        "core-cost, idle, open-close, veth or paths",
+    );
     const CONNECTIONS: (&[Case], &str) = (
         &[Case::CoreCost, Case::Idle, Case::OpenClose, Case::Requests],
         "core-cost, idle, open-close or requests",
@@ -192,7 +207,7 @@ fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, Failure> {
         Case::CoreCost => (1, &Temperature::ALL[..], &CHUNKS[..]),
         Case::Requests => (http::CONNECTIONS, &[Temperature::Remote][..], &http::SIZES[..]),
         Case::Idle => (idle::IDLE, &[Temperature::Remote][..], &[idle::CHUNK][..]),
-        Case::OpenClose | Case::Veth | Case::Http => {
+        Case::OpenClose | Case::Veth | Case::Paths | Case::Http => {
             (open_close::OPEN, &[Temperature::Remote][..], &[idle::CHUNK][..])
         }
     };
@@ -250,7 +265,7 @@ mod tests {
 
     #[test]
     fn every_example_of_the_help_is_accepted() {
-        examples(EXAMPLES, 9).iter().for_each(|line| drop(parsed(line).unwrap()));
+        examples(EXAMPLES, 10).iter().for_each(|line| drop(parsed(line).unwrap()));
     }
 
     #[test]
@@ -268,7 +283,7 @@ mod tests {
             ("--mode auto --engine cpu", &["--mode", "leave nothing"]),
             ("--case open-close --past-caches", &["--past-caches", "core-cost, idle or requests"]),
             ("--case http --connections 9", &["--connections", "or requests"]),
-            ("--case requests --side receive", &["--side", "core-cost, idle, open-close or veth"]),
+            ("--case requests --side receive", &["--side", "core-cost, idle, open-close, veth or paths"]),
             ("--checksum nobody", &["--checksum", "port, core"]),
         ] {
             let error = parsed(&format!("offcore bench tcp {flags}")).unwrap_err();

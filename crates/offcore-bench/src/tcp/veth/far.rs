@@ -10,24 +10,26 @@ use offcore_stats::{lcore, tsc};
 
 use super::Window;
 use super::hosts::Near;
-use super::stream::{Phase, SETTLE, bound_waits, read, write};
+use super::stream::{Phase, bound_waits, read, write};
 use crate::machine::CoreTime;
 use crate::peer::netns::Netns;
 use crate::tcp::link::{STALLED, Side};
 
 /// The far end of the streams.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Far<'a> {
-    pub(super) netns: &'a Netns,
+pub(in crate::tcp) struct Far<'a> {
+    pub(in crate::tcp) netns: &'a Netns,
     /// What the near end does.
-    pub(super) side: Side,
-    pub(super) near_lcore: usize,
-    pub(super) lcore: usize,
+    pub(in crate::tcp) side: Side,
+    pub(in crate::tcp) near_lcore: usize,
+    pub(in crate::tcp) lcore: usize,
+    /// How long a connection has to get up to speed before anything counts.
+    pub(in crate::tcp) settle: Duration,
 }
 
 impl Far<'_> {
     /// A connection to `near`, and what came of it in `length`.
-    pub(super) fn window(self, near: &mut dyn Near, length: Duration) -> Result<Window> {
+    pub(in crate::tcp) fn window(self, near: &mut dyn Near, length: Duration) -> Result<Window> {
         let (phase, moved) = (Phase::default(), AtomicU64::new(0));
         let (address, near_moved) = (near.address(), near.moved());
         // Who reads counts.
@@ -65,7 +67,7 @@ impl Far<'_> {
             ensure!(since.elapsed() < STALLED, "nothing has moved for {STALLED:?}");
             thread::sleep(Duration::from_millis(1));
         }
-        thread::sleep(SETTLE);
+        thread::sleep(self.settle);
         let read = || counted.load(Ordering::Relaxed);
         let times = || Ok::<_, anyhow::Error>([CoreTime::of(self.near_lcore)?, CoreTime::of(self.lcore)?]);
         phase.count();

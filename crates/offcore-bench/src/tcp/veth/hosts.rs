@@ -31,7 +31,7 @@ use crate::tcp::link::{STALLED, Side};
 const END: Duration = Duration::from_millis(20);
 
 /// Who is at the near end.
-pub(super) trait Near: Send {
+pub(in crate::tcp) trait Near: Send {
     fn address(&self) -> SocketAddr;
 
     /// Bytes that have been read, or written, so far.
@@ -44,14 +44,14 @@ pub(super) trait Near: Send {
 
 /// The kernel's TCP.
 #[derive(Debug)]
-pub(super) struct Kernel {
+pub(in crate::tcp) struct Kernel {
     side: Side,
     listener: TcpListener,
     moved: Arc<AtomicU64>,
 }
 
 impl Kernel {
-    pub(super) fn listen(side: Side, netns: &Netns) -> Result<Self> {
+    pub(in crate::tcp) fn listen(side: Side, netns: &Netns) -> Result<Self> {
         let listener = netns.within(|| Ok(TcpListener::bind(near_address(78))?))?;
         listener.set_nonblocking(true)?;
         Ok(Self { side, listener, moved: Arc::default() })
@@ -94,7 +94,7 @@ impl Near for Kernel {
 
 /// A host of ours.
 #[derive(Debug)]
-pub(super) struct Host {
+pub(in crate::tcp) struct Host {
     worker: Worker,
     moved: Arc<AtomicU64>,
     wrong: Arc<AtomicBool>,
@@ -104,7 +104,12 @@ pub(super) struct Host {
 
 impl Host {
     /// On an interface of `netns`.
-    pub(super) fn open(cell: Cell, netns: &Netns, interface: &str, pool: &'static Pool) -> Result<Self> {
+    pub(in crate::tcp) fn open(
+        cell: Cell,
+        netns: &Netns,
+        interface: &str,
+        pool: &'static Pool,
+    ) -> Result<Self> {
         let page = StatsPage::new(1 << 16)?;
         let mut mover = Mover::new();
         let (mut port, rx, tx) = netns.within(|| {

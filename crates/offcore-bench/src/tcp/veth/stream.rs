@@ -24,7 +24,7 @@ static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| {
 
 /// How far a window is; both ends and who counts share it.
 #[derive(Debug, Default)]
-pub(super) struct Phase(AtomicU8);
+pub(in crate::tcp) struct Phase(AtomicU8);
 
 impl Phase {
     const COUNTS: u8 = 1;

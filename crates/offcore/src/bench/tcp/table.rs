@@ -12,7 +12,8 @@ pub(super) fn table(rows: &[Row]) -> String {
     let is_idle = |row: &&Row| row.idle_connections.is_some();
     let is_request = |row: &&Row| row.unit == "tsc_cycles_per_request";
     let is_http = |row: &&Row| row.unit == "million_requests_per_s";
-    let is_veth = |row: &&Row| row.arrangement == "end-to-end" && !is_http(row);
+    let is_path = |row: &&Row| row.path.is_some();
+    let is_veth = |row: &&Row| row.arrangement == "end-to-end" && !is_http(row) && !is_path(row);
     let of = |wanted: &dyn Fn(&&Row) -> bool| rows.iter().filter(wanted).collect::<Vec<_>>();
     let tables = [
         core_cost(&of(&|row| {
@@ -22,6 +23,7 @@ pub(super) fn table(rows: &[Row]) -> String {
         open_close(&of(&is_visit)),
         requests(&of(&is_request)),
         veth(&of(&is_veth)),
+        paths(&of(&is_path)),
         http(&of(&is_http)),
     ];
     let tables: Vec<String> = tables.into_iter().filter(|table| !table.is_empty()).collect();
@@ -245,6 +247,30 @@ fn veth(rows: &[&Row]) -> String {
             on the core that transmits, so that only the sum says what a stream costs. Bottleneck: the other end's core was busy\n\
             for more than 90 %. The kernel passes packets by reference, our port copies them out of the kernel and into it.\n\
             GB compared: of our windows, all that went over.\n"
+}
+
+/// A stream over slow, long and lossy paths.
+fn paths(rows: &[&Row]) -> String {
+    let cells = rows.iter().map(|row| {
+        let kernel = row.peer_median.map(|mpps| mpps * (row.frame - HEADERS) as f64 * 8.0);
+        [
+            row.case.clone(),
+            or_dash(row.path.clone()),
+            digits(row.payload_gbps.map(|gbps| gbps * 1e3), 1),
+            digits(kernel, 1),
+            bounded(row.peer_ratio, row.peer_ratio_lower),
+            noise(row, row.peer_ratio),
+            format!("{:.0}", row.verified as f64 * (row.frame - HEADERS) as f64 / 1e6),
+        ]
+    });
+    let text = columns("<side|<path|Mbit/s|kernel|ratio|noise|MB compared", cells);
+    if text.is_empty() {
+        return text;
+    }
+    text + "A stream through a relay (offcore switch) that limits, delays, drops and reorders packets in both directions,\n\
+            between our host, which sends or receives, and the kernel's TCP; kernel: two kernels, in turns. Mbit/s: payload\n\
+            from the first byte of a connection on, the median; ratio: median of the ratios of paired windows, and its lower\n\
+            bound at 90 %; noise: how far from 1 that of our windows to one another is, or of the kernel's.\n"
 }
 
 /// nginx beside the same on the kernel's stack.

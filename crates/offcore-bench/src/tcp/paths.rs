@@ -1,0 +1,221 @@
+//! `offcore bench tcp --case paths`: a stream over a slow, long or lossy path between our host and the kernel's TCP,
+//! beside the same stream between two kernels.
+//!
+//! ```text
+//! lcore                                               other lcore
+//! ours:   af_packet, host ──── veth ── offcore switch, impair: ── veth ──┐
+//!         (the two alternate)                                            ├── the kernel's TCP, in its own namespace
+//! theirs: the kernel's TCP ─── veth ── offcore switch, impair: ── veth ──┘
+//! ```
+//! Both paths are built alike: the relay of each is a sleeping `offcore switch` whose port delays, limits, drops and reorders
+//! packets in both directions. Offloads are off, so that the relay sees the packets that a wire carries. The queue in front of
+//! the rate limit holds twice the bandwidth-delay product, and at least 512 packets. Each window is a new connection, measured
+//! from its first byte on, so slow start is part of the figure. The reader compares every byte. Both stacks use CUBIC, and no
+//! kernel remembers the path from the connection before.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use offcore_mem::{Hugepages, Pool};
+
+use super::link::Side;
+use super::veth::{self, Far, Host, Kernel, Under, cubic, pair};
+use super::{BUFFER, BUFFERS};
+use crate::peer::netns::{self, Netns};
+use crate::peer::process::Process;
+use crate::report::progress::Progress;
+use crate::report::row::Row;
+
+/// Bytes of a packet on the wire, for the length of the queue.
+const PACKET: u64 = 1514;
+
+/// Length of the first window of each host, which is not counted.
+const WARM_UP: Duration = Duration::from_millis(500);
+
+/// A path, as the relay's port makes it in each direction.
+#[derive(Clone, Copy, Debug)]
+pub struct Path {
+    /// Bits per second.
+    pub rate: u64,
+    /// The round trip.
+    pub round_trip: Duration,
+    /// Hundredths of a percent of the packets that are dropped, and that others overtake.
+    pub loss: u32,
+    pub reorder: u32,
+}
+
+impl Path {
+    const fn new(milliseconds: u64) -> Self {
+        Self { rate: 100_000_000, round_trip: Duration::from_millis(milliseconds), loss: 0, reorder: 0 }
+    }
+
+    /// The paths that are measured.
+    pub const ALL: [Self; 5] = [
+        Self::new(20),
+        Self::new(100),
+        Self::new(200),
+        Self { loss: 50, ..Self::new(40) },
+        Self { reorder: 1000, ..Self::new(20) },
+    ];
+
+    /// The relay's port on `interface`.
+    fn port(self, interface: &str) -> String {
+        let percent = |share: u32| format!("{}.{:02}%", share / 100, share % 100);
+        let (rate, delay) = (self.rate, self.round_trip.as_micros() / 2);
+        let [loss, reorder] = [self.loss, self.reorder].map(percent);
+        format!("impair:rate={rate},delay={delay}us,loss={loss},reorder={reorder},af_packet:{interface}")
+    }
+
+    /// Packets that one direction of the relay holds: in flight, and queued in front of the rate limit.
+    fn held(self) -> u64 {
+        let in_flight = self.rate * self.round_trip.as_millis() as u64 / 8_000 / PACKET;
+        (2 * in_flight).max(512)
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} Mbit/s, {} ms", self.rate / 1_000_000, self.round_trip.as_millis())?;
+        for (share, name) in [(self.loss, "loss"), (self.reorder, "reordering")] {
+            if share > 0 {
+                write!(f, ", {} % {name}", f64::from(share) / 100.0)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct PathOptions {
+    /// This program, which is also the relay: `offcore`.
+    pub binary: PathBuf,
+    /// Whether the measured host sends or receives.
+    pub sides: Vec<Side>,
+    /// Pairs of windows, ours and the kernel's, of each cell.
+    pub pairs: usize,
+    pub window: Duration,
+    pub hugepages: Hugepages,
+    pub lcore: usize,
+    /// The core of the relay and the other end.
+    pub other_lcore: Option<usize>,
+}
+
+impl PathOptions {
+    /// 5 pairs of windows of 8 s in each cell; with `quick` 2 of 4 s.
+    pub fn new(quick: bool, binary: PathBuf, lcore: usize, other_lcore: Option<usize>) -> Self {
+        let (pairs, seconds) = if quick { (2, 4) } else { (5, 8) };
+        let (sides, window, hugepages) = (Side::ALL.into(), Duration::from_secs(seconds), Hugepages::Auto);
+        Self { binary, sides, pairs, window, hugepages, lcore, other_lcore }
+    }
+
+    /// What this machine lacks for it, if anything.
+    pub fn missing(&self) -> Option<String> {
+        netns::missing((self.lcore, self.other_lcore), &[])
+    }
+}
+
+/// Measures everything that `options` asks for; `emit` gets each row as it is ready.
+///
+/// # Errors
+/// When something is missing ([`PathOptions::missing`]) or cannot be set up, or a byte is lost or changed.
+pub fn run(options: &PathOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
+    if let Some(missing) = options.missing() {
+        bail!("streams over paths: {missing}");
+    }
+    Netns::sweep()?;
+    let pool = Pool::new(BUFFERS, BUFFER, options.hugepages)?;
+    progress.begin(Path::ALL.len() * options.sides.len() * options.pairs);
+    for path in Path::ALL {
+        for &side in &options.sides {
+            progress.say(&format!("tcp over {path}, {side}"));
+            let row = measure(path, side, options, pool, progress);
+            emit(row.with_context(|| format!("{path}, {side}"))?);
+        }
+    }
+    progress.end();
+    Ok(())
+}
+
+fn measure(
+    path: Path,
+    side: Side,
+    options: &PathOptions,
+    pool: &'static Pool,
+    progress: &Progress,
+) -> Result<Row> {
+    let other_lcore = options.other_lcore.context("streams over paths need two lcores")?;
+    let (near, relay, far) = (Netns::new()?, Netns::new()?, Netns::new()?);
+    for (name, address) in [("ours", "10.77.0.1/24"), ("theirs", "10.78.0.1/24")] {
+        pair(&format!("{name}a"), None, &near, &relay, false)?;
+        pair(&format!("{name}b"), Some(address), &relay, &far, false)?;
+    }
+    near.configure("theirsa0", "10.78.0.2/24")?;
+    for (netns, interface, network, address) in [
+        (&near, "theirsa0", "10.78.0.0/24", "10.78.0.2"),
+        (&far, "theirsb1", "10.78.0.0/24", "10.78.0.1"),
+        (&far, "oursb1", "10.77.0.0/24", "10.77.0.1"),
+    ] {
+        cubic(netns, interface, network, address)?;
+        netns.run("sysctl", &["-qw", "net.ipv4.tcp_no_metrics_save=1"])?;
+    }
+    let relays = ["ours", "theirs"].map(|name| start_relay(path, name, &relay, options, other_lcore));
+    let relays = relays.into_iter().collect::<Result<Vec<_>>>()?;
+    let cell = veth::Cell { side, under: Under::AfPacket };
+    let mut ours = Host::open(cell, &near, "oursa0", pool)?;
+    let mut theirs = Kernel::listen(side, &near)?;
+    let far =
+        Far { netns: &far, side, near_lcore: options.lcore, lcore: other_lcore, settle: Duration::ZERO };
+    // The relays have started once a stream has come through.
+    let said = || relays.iter().map(Process::tail).collect::<String>();
+    far.window(&mut ours, WARM_UP).with_context(said)?;
+    far.window(&mut theirs, WARM_UP).with_context(said)?;
+    let (mut our_windows, mut their_windows) = (Vec::new(), Vec::new());
+    for pair in 0..options.pairs {
+        // Each is first in half of the pairs.
+        for turn in [pair % 2, 1 - pair % 2] {
+            match turn {
+                0 => our_windows.push(far.window(&mut ours, options.window)?),
+                _ => their_windows.push(far.window(&mut theirs, options.window)?),
+            }
+        }
+        progress.step();
+    }
+    Ok(Row { path: Some(path.to_string()), ..cell.row(&our_windows, &their_windows) })
+}
+
+/// Starts the relay between NAMEa1 and NAMEb0.
+fn start_relay(
+    path: Path,
+    name: &str,
+    netns: &Netns,
+    options: &PathOptions,
+    lcore: usize,
+) -> Result<Process> {
+    let mut command = netns.command(&options.binary);
+    // A quarter of the buffers is shared by the two directions.
+    command.args(["switch", "--forward", "io", "--idle", "sleep", "--stats-interval", "0"]);
+    command.args(["--lcores", &lcore.to_string(), "--mbufs", &(8 * path.held()).to_string()]);
+    command.args(["--port", &path.port(&format!("{name}a1"))]);
+    command.args(["--port", &format!("af_packet:{name}b0")]);
+    Process::spawn("offcore switch", command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_become_ports() {
+        let [.., lossy, reordering] = Path::ALL;
+        assert_eq!(
+            lossy.port("a"),
+            "impair:rate=100000000,delay=20000us,loss=0.50%,reorder=0.00%,af_packet:a"
+        );
+        assert_eq!(reordering.to_string(), "100 Mbit/s, 20 ms, 10 % reordering");
+        // 20 ms at 100 Mbit/s are 165 packets, 200 ms are 1651.
+        assert_eq!([Path::new(20), Path::new(200)].map(Path::held), [512, 3302]);
+    }
+}
