@@ -7,6 +7,8 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
+
 static char buffer[4096];
 
 static void on_signal(int signal)
@@ -338,6 +340,59 @@ static void aliases_before_connect(void)
     must("close 2");
 }
 
+// Many sockets in a set before any of them connects, among them one whose duplicate has a high number.
+static void many_before_connect(void)
+{
+    enum { MANY = 1500, HIGH = 5000 };
+    static int sockets[MANY];
+    struct rlimit limit = {8192, 8192};
+    setrlimit(RLIMIT_NOFILE, &limit);
+    uint16_t port = (uint16_t)must("listen 2 %s 8", all_arguments[3]);
+    int set = epoll_create1(0);
+    for (int i = 0; i < MANY; i++) {
+        sockets[i] = tcp(AF_INET);
+        set_nonblocking(sockets[i], true);
+        control(set, EPOLL_CTL_ADD, sockets[i], EPOLLIN | EPOLLET, (uint32_t)i);
+    }
+    int high = fcntl(sockets[3], F_DUPFD, HIGH);
+    control(set, EPOLL_CTL_ADD, high, EPOLLIN | EPOLLET, HIGH);
+    static const int some[] = {0, 3, 1023, 1024, 1025, MANY - 1};
+    // What an unconnected socket shows is an edge.
+    while (epoll_wait(set, (struct epoll_event[64]){0}, 64, 0) > 0)
+        ;
+    for (size_t i = 0; i < LEN(some); i++) {
+        char label[64];
+        snprintf(label, sizeof label, "many-connect-%d", some[i]);
+        result(label, join(sockets[some[i]], peer(AF_INET, port)));
+        await(sockets[some[i]], POLLOUT);
+        must("accept 2 1");
+        while (epoll_wait(set, (struct epoll_event[64]){0}, 64, 0) > 0)
+            ;
+        must("text 1 abc");
+        await(sockets[some[i]], POLLIN);
+        snprintf(label, sizeof label, "many-data-%d", some[i]);
+        struct epoll_event events[4];
+        int count = epoll_wait(set, events, LEN(events), 0);
+        say(label, "%d events, the first of %u", count, count > 0 ? events[0].data.u32 : 0);
+        must("close 1");
+    }
+    bytes("many-by-duplicate", recv(high, buffer, 99, 0), buffer);
+    for (int i = 0; i < MANY; i++)
+        close(sockets[i]);
+    close(high);
+    close(set);
+    // The number of a set that was closed is another set's, which does not have the socket.
+    int fd = tcp(AF_INET), old = set_of(fd, EPOLLIN | EPOLLOUT);
+    close(old);
+    set = epoll_create1(0);
+    result("set-number-reused", set == old);
+    join(fd, peer(AF_INET, port));
+    events_of("set-reused", set, 0);
+    close(fd);
+    close(set);
+    must("close 2");
+}
+
 static void listening(void)
 {
     int from = listener(AF_INET, 8);
@@ -440,6 +495,7 @@ int main(int argc, char **argv)
     closing();
     before_connect();
     aliases_before_connect();
+    many_before_connect();
     listening();
     mixed();
     end();

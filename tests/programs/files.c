@@ -3,6 +3,7 @@
 #include "common.h"
 
 #include <sys/sendfile.h>
+#include <sys/syscall.h>
 
 static char buffer[65536];
 
@@ -124,6 +125,45 @@ static void ended(void)
     close(file);
 }
 
+// A pipe with less room than there is to move: what fits is moved, and without room the call waits or not, as the flag and the
+// pipe's descriptor say.
+static void full_pipe(int fd, int *pipe_fds)
+{
+    int size = fcntl(pipe_fds[1], F_SETPIPE_SZ, 16384), there = 0;
+    must("send 1 60000 4");
+    must("settle 1");
+    result("splice-in-blocking-fits", splice(fd, NULL, pipe_fds[1], NULL, 60000, 0) <= size);
+    result("splice-in-empties", read_all(pipe_fds[0], buffer, 1));
+    set_nonblocking(pipe_fds[1], true);
+    while (write(pipe_fds[1], "x", 1) == 1)
+        ;
+    set_nonblocking(pipe_fds[1], false);
+    result("splice-in-full-flag", splice(fd, NULL, pipe_fds[1], NULL, 1000, SPLICE_F_NONBLOCK));
+    set_nonblocking(pipe_fds[1], true);
+    result("splice-in-full-nonblocking", splice(fd, NULL, pipe_fds[1], NULL, 1000, 0));
+    set_nonblocking(pipe_fds[1], false);
+    result("splice-in-unknown-flag", splice(fd, NULL, pipe_fds[1], NULL, 1000, 64));
+    int file = file_of(1, 1);
+    result("splice-in-file", splice(fd, NULL, file, NULL, 1000, 0));
+    result("splice-out-file", splice(file, NULL, fd, NULL, 1000, 0));
+    result("splice-in-wrong-end", splice(fd, NULL, pipe_fds[0], NULL, 1000, SPLICE_F_NONBLOCK));
+    close(file);
+    while (!ioctl(pipe_fds[0], FIONREAD, &there) && there > 0 && read(pipe_fds[0], buffer, sizeof buffer) > 0)
+        ;
+    result("splice-by-number", syscall(SYS_splice, fd, NULL, pipe_fds[1], NULL, 1000, 0) > 0);
+    while (!ioctl(pipe_fds[0], FIONREAD, &there) && there > 0 && read(pipe_fds[0], buffer, sizeof buffer) > 0)
+        ;
+    // What is left is read, so that the next lines begin with nothing.
+    while (recv(fd, buffer, sizeof buffer, MSG_DONTWAIT) > 0)
+        ;
+    set_nonblocking(pipe_fds[0], false);
+    must("later 30 text 1 y");
+    result("splice-in-waits-for-data", splice(fd, NULL, pipe_fds[1], NULL, 1000, SPLICE_F_NONBLOCK));
+    read_all(pipe_fds[0], buffer, 1);
+    set_nonblocking(pipe_fds[0], true);
+    result("splice-out-nonblocking-pipe", splice(pipe_fds[0], NULL, fd, NULL, 100, 0));
+}
+
 static void splices(int fd)
 {
     int pipe_fds[2];
@@ -164,6 +204,7 @@ static void splices(int fd)
     peer_says("splice-file-peer", "recv 1 25");
     close(file);
 
+    full_pipe(fd, pipe_fds);
     must("text 1 last");
     must("shutdown 1");
     await(fd, POLLRDHUP);

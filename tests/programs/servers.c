@@ -5,6 +5,8 @@
 
 #include <grp.h>
 #include <spawn.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 
 extern char **environ;
 
@@ -55,6 +57,28 @@ static void other_programs(void)
     peer_says("system-peer", "recv 1 6");
     close(fd);
     peer_says("system-peer-eof", "recv 1 1");
+}
+
+// A process that no C library knows of, with the connection as its standard streams, which may open nothing: nothing but its
+// own bytes gets into the stream.
+static void limited(void)
+{
+    int fd = opened(AF_INET, 1);
+    pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    if (!child) {
+        struct rlimit none = {0, 0};
+        for (int to = 0; to < 3; to++)
+            dup2(fd, to);
+        if (setrlimit(RLIMIT_NOFILE, &none))
+            _exit(2);
+        for (int i = 0; i < 3; i++)
+            if (write(1, "answer", 6) != 6)
+                _exit(1);
+        _exit(0);
+    }
+    reap("limited-child", child);
+    close(fd);
+    peer_says("limited-peer", "drain 1");
 }
 
 static void workers(bool polls)
@@ -199,6 +223,7 @@ int main(int argc, char **argv)
     if (extra[0])
         executed();
     other_programs();
+    limited();
     workers(false);
     workers(true);
     servers_habits();

@@ -18,7 +18,7 @@ use crate::polled;
 use crate::rules;
 use crate::session::{self, Session};
 use crate::sys::{self, Errno};
-use crate::table::{self, Entry, Kind};
+use crate::table::{self, Entry, Kind, open};
 
 /// Why a socket stays with the kernel that would be the stack's.
 const NO_STACK: &str = "the stack cannot be reached";
@@ -49,11 +49,12 @@ pub(crate) fn leave(fd: c_int, entry: Entry) {
     }
 }
 
-/// All descriptors of a socket that is not decided: `fd`, and what it was duplicated to.
+/// All descriptors of a socket: `fd` and its duplicates.
 fn descriptors(fd: c_int, entry: Entry) -> impl Iterator<Item = c_int> {
-    // Duplicates are rare, and nearly always have low numbers.
-    let same = move |(other, found): (c_int, Entry)| (found == entry && other != fd).then_some(other);
-    core::iter::once(fd).chain(table::all(1 << 12).filter_map(same))
+    let alone = entry.is_open() && entry.generation & open::SHARED == 0;
+    let all = table::all(if alone { 0 } else { table::DESCRIPTORS });
+    let same = move |(other, found): (c_int, Entry)| (found.is_same(entry) && other != fd).then_some(other);
+    core::iter::once(fd).chain(all.filter_map(same))
 }
 
 /// Puts a session's end in the place of a socket that was not decided.

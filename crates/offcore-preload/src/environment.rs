@@ -5,7 +5,8 @@
 //! | `OFFCORE_STACK` | path of the stack's socket |
 //! | `OFFCORE_KEY` | 32 hexadecimal digits: the application of this program and of all that it starts; a `+` once one of these has linked itself |
 //! | `OFFCORE_ONLY` | what goes to the stack: see [`crate::rules`] |
-//! | `OFFCORE_EXPLAIN` | device and inode of the file that is told where sockets go: see [`crate::explain`] |
+//! | `OFFCORE_STDERR` | device and inode of the command's own standard error, the only file that is written to: see [`crate::report`] |
+//! | `OFFCORE_EXPLAIN` | `1`: each decision is told there: see [`crate::explain`] |
 //! | `LD_PRELOAD` | this library |
 //!
 //! The library has copies of its own: programs overwrite their environment with their title.
@@ -23,14 +24,21 @@ use crate::sys;
 pub(crate) type Key = [u8; KEY_LEN];
 
 /// `NAME=` of each variable.
-const NAMES: [&[u8]; 5] =
-    [b"OFFCORE_STACK=", b"OFFCORE_KEY=", b"OFFCORE_ONLY=", b"OFFCORE_EXPLAIN=", b"LD_PRELOAD="];
+const NAMES: [&[u8]; 6] = [
+    b"OFFCORE_STACK=",
+    b"OFFCORE_KEY=",
+    b"OFFCORE_ONLY=",
+    b"OFFCORE_EXPLAIN=",
+    b"OFFCORE_STDERR=",
+    b"LD_PRELOAD=",
+];
 const STACK: usize = 0;
 const KEY: usize = 1;
 const ONLY: usize = 2;
 const EXPLAIN: usize = 3;
+const STDERR: usize = 4;
 /// So many are nobody else's, whatever a program says.
-const OWN: usize = 4;
+const OWN: usize = 5;
 /// Bytes of a variable, name and null included: those of a path, at most.
 const LONGEST: usize = 4096;
 
@@ -125,9 +133,14 @@ pub(crate) fn only() -> &'static [u8] {
     value(ONLY)
 }
 
-/// Device and inode of the file that is told where sockets go; `None` where nobody is.
-pub(crate) fn explained() -> Option<(u64, u64)> {
-    let (device, inode) = core::str::from_utf8(value(EXPLAIN)).ok()?.split_once(':')?;
+/// Whether each decision is told.
+pub(crate) fn explains() -> bool {
+    value(EXPLAIN) == b"1"
+}
+
+/// Device and inode of the standard error of `offcore exec`.
+pub(crate) fn stderr() -> Option<(u64, u64)> {
+    let (device, inode) = core::str::from_utf8(value(STDERR)).ok()?.split_once(':')?;
     Some((device.parse().ok()?, inode.parse().ok()?))
 }
 

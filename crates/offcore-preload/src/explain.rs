@@ -1,17 +1,13 @@
-//! Where sockets go, and why: a line on standard error for each decision, where `offcore exec` is to tell more (`-v`).
-//!
-//! A line goes to the file that was the command's own standard error, and to no other one: a program may have put another
-//! file, or a connection, at that number. It is one system call that does not wait: what there is no room for is left out.
+//! Where sockets go, and why: a line for each decision, where `offcore exec` is to tell more (`-v`).
 
 use core::fmt::{self, Write};
 use core::net::SocketAddr;
 
 use crate::environment;
+use crate::report;
 use crate::sys;
 use crate::table::Kind;
 
-/// Standard error.
-const STDERR: i32 = 2;
 /// Bytes of a line, at most.
 const LONGEST: usize = 256;
 
@@ -60,10 +56,8 @@ impl Line {
 
 /// Says where a socket goes, if that is to be told.
 pub(crate) fn say(call: &str, kind: Kind, address: SocketAddr, goes: Goes) {
-    // A sandbox may end the process for asking which file it is.
-    let Some(file) = environment::explained().filter(|_| !sys::is_sandboxed()) else { return };
-    if sys::file_id(STDERR) == Some(file) && sys::has_room(STDERR) {
-        sys::print(&[Line::new(sys::pid(), call, kind, address, goes).as_bytes()]);
+    if environment::explains() {
+        report::print(&[Line::new(sys::pid(), call, kind, address, goes).as_bytes()]);
     }
 }
 

@@ -65,7 +65,7 @@ mod begin {
     /// Nothing here panics; if it did, the program would be in no state to go on.
     #[panic_handler]
     fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-        crate::sys::print(&[b"offcore: the preload library has failed\n"]);
+        crate::report::print(&[b"offcore: the preload library has failed\n"]);
         // SAFETY: it ends the process.
         unsafe { libc::abort() }
     }

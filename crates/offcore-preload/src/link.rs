@@ -193,7 +193,8 @@ pub(crate) fn ensure() -> Result<(), Errno> {
 /// Links a child whose parent is linked and has given it sessions. Without sessions it may never need the stack.
 pub(crate) fn forked() {
     if is_linked()
-        && table::all(1 << 12).any(|(_, entry)| matches!(entry.kind, Kind::Stream | Kind::Datagrams))
+        && table::all(table::DESCRIPTORS)
+            .any(|(_, entry)| matches!(entry.kind, Kind::Stream | Kind::Datagrams))
     {
         let _ = ensure();
     }

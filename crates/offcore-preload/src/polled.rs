@@ -1,10 +1,13 @@
 //! What epoll sets have of sockets that are not decided yet.
 //!
-//! When such a socket becomes a session another file takes its descriptor's place, and epoll forgets it: nginx, for one,
-//! adds a socket before it connects. So what was asked for is remembered, and asked for again.
+//! When such a socket becomes a session another file takes its descriptor's place, and epoll forgets it. Boost.Asio, Envoy,
+//! Netty and nginx add a socket before they connect it. So registrations are remembered, and made again. There may be as many
+//! as epoll has: their memory grows.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
+use core::ptr;
+use core::slice;
 
 use libc::epoll_event;
 
@@ -12,92 +15,232 @@ use crate::link;
 use crate::real;
 use crate::sys;
 
-/// Registrations that are remembered, at most.
-const MOST: usize = 1024;
-
 /// One descriptor in one epoll set.
 #[derive(Clone, Copy)]
 struct Registration {
     epoll: c_int,
-    fd: c_int,
     event: epoll_event,
+    /// Place of the descriptor's next registration, or of the next free one; 0 ends the list.
+    next: u32,
+    /// The epoll set had the descriptor when it was replaced.
+    carried: bool,
 }
 
-struct Registrations {
-    list: UnsafeCell<[Registration; MOST]>,
-    /// How many there are.
-    len: UnsafeCell<usize>,
+/// Elements that are zeros at first, in memory that grows.
+struct Growing<T> {
+    at: *mut T,
+    len: usize,
 }
 
-// SAFETY: the list is used by who holds the lock of the process.
-unsafe impl Sync for Registrations {}
+impl<T: Copy> Growing<T> {
+    const EMPTY: Self = Self { at: ptr::null_mut(), len: 0 };
+    /// Elements of a page.
+    const LEAST: usize = 4096 / size_of::<T>();
 
-static REGISTRATIONS: Registrations = Registrations {
-    list: UnsafeCell::new(
-        [Registration { epoll: -1, fd: -1, event: epoll_event { events: 0, u64: 0 } }; MOST],
-    ),
-    len: UnsafeCell::new(0),
-};
+    fn elements(&mut self) -> &mut [T] {
+        if self.at.is_null() {
+            return &mut [];
+        }
+        // SAFETY: so many elements were mapped, which only this refers to; zeros are a value of a structure of numbers.
+        unsafe { slice::from_raw_parts_mut(self.at, self.len) }
+    }
 
-impl Registrations {
-    /// What there is, for as long as `with` runs.
-    fn hold<T>(&self, with: impl FnOnce(&mut [Registration; MOST], &mut usize) -> T) -> T {
-        // A handler that closes a socket would wait for what it has interrupted.
-        let _signals = sys::Blocked::new();
-        let _lock = link::registrations();
-        // SAFETY: the lock is held; without one no socket becomes a session, and nobody comes here.
-        unsafe { with(&mut *self.list.get(), &mut *self.len.get()) }
+    /// Makes room for an element at `at`; returns `false` without memory.
+    fn reach(&mut self, at: usize) -> bool {
+        if at < self.len {
+            return true;
+        }
+        let len = (at + 1).next_power_of_two().max(Self::LEAST);
+        let bytes = |len: usize| len * size_of::<T>();
+        let mapped = match self.len {
+            0 => sys::map(-1, bytes(len), true),
+            old => sys::remap(self.at.cast(), bytes(old), bytes(len)),
+        };
+        if let Ok(mapped) = mapped {
+            (self.at, self.len) = (mapped.cast(), len);
+        }
+        mapped.is_ok()
     }
 }
 
-/// `epoll_ctl` has succeeded for a socket that is not decided. `false`: there is no room to remember it.
-pub(crate) fn remember(epoll: c_int, operation: c_int, fd: c_int, event: Option<epoll_event>) -> bool {
-    REGISTRATIONS.hold(|list, len| {
-        let found = list[..*len].iter().position(|known| known.epoll == epoll && known.fd == fd);
-        match (operation, event, found) {
-            (libc::EPOLL_CTL_DEL, _, Some(at)) => {
-                *len -= 1;
-                list[at] = list[*len];
-            }
-            (libc::EPOLL_CTL_DEL, ..) | (_, None, _) => {}
-            (_, Some(event), Some(at)) => list[at].event = event,
-            (_, Some(_), None) if *len == MOST => return false,
-            (_, Some(event), None) => {
-                list[*len] = Registration { epoll, fd, event };
-                *len += 1;
-            }
+/// All registrations; place 0 of the list is none.
+struct Registrations {
+    /// The first registration of each descriptor.
+    first: Growing<u32>,
+    list: Growing<Registration>,
+    /// The first free place, and the highest place that was ever used.
+    free: u32,
+    used: u32,
+}
+
+/// The registrations; the lock of the process protects them.
+struct Locked(UnsafeCell<Registrations>);
+
+// SAFETY: see above.
+unsafe impl Sync for Locked {}
+
+static REGISTRATIONS: Locked =
+    Locked(UnsafeCell::new(Registrations { first: Growing::EMPTY, list: Growing::EMPTY, free: 0, used: 0 }));
+
+impl Registrations {
+    /// Where the first registration of a descriptor is; 0 for none.
+    fn first(&mut self, fd: c_int) -> u32 {
+        self.first.elements().get(fd as usize).copied().unwrap_or(0)
+    }
+
+    fn at(&mut self, place: u32) -> Option<&mut Registration> {
+        self.list.elements().get_mut(place as usize).filter(|_| place != 0)
+    }
+
+    /// Calls `each` with every registration of a descriptor.
+    fn each(&mut self, fd: c_int, mut each: impl FnMut(&mut Registration)) {
+        let mut place = self.first(fd);
+        while let Some(known) = self.at(place) {
+            each(known);
+            place = known.next;
         }
+    }
+
+    /// Adds a registration, or changes it; returns `false` without memory.
+    fn set(&mut self, epoll: c_int, fd: c_int, event: epoll_event) -> bool {
+        let mut known = false;
+        self.each(fd, |registration| {
+            if registration.epoll == epoll {
+                (registration.event, known) = (event, true);
+            }
+        });
+        if known {
+            return true;
+        }
+        let free = self.free;
+        let place = if free != 0 { free } else { self.used + 1 };
+        if !self.first.reach(fd as usize) || !self.list.reach(place as usize) {
+            return false;
+        }
+        let next = self.first(fd);
+        let after = self.at(place).map_or(0, |free| free.next);
+        match free {
+            0 => self.used = place,
+            _ => self.free = after,
+        }
+        self.list.elements()[place as usize] = Registration { epoll, event, next, carried: false };
+        self.first.elements()[fd as usize] = place;
         true
+    }
+
+    /// Forgets the registrations of a descriptor: those in one epoll set, or all.
+    fn remove(&mut self, fd: c_int, epoll: Option<c_int>) {
+        let (mut place, mut before) = (self.first(fd), 0);
+        while let Some(&mut known) = self.at(place) {
+            if epoll.is_none_or(|epoll| epoll == known.epoll) {
+                match self.at(before) {
+                    Some(before) => before.next = known.next,
+                    None => self.first.elements()[fd as usize] = known.next,
+                }
+                let free = self.free;
+                if let Some(known) = self.at(place) {
+                    known.next = free;
+                }
+                self.free = place;
+            } else {
+                before = place;
+            }
+            place = known.next;
+        }
+    }
+}
+
+/// Calls `with` under the lock.
+fn hold<T>(with: impl FnOnce(&mut Registrations) -> T) -> T {
+    // A handler that closes a socket would wait for what it has interrupted.
+    let _signals = sys::Blocked::new();
+    let _lock = link::registrations();
+    // SAFETY: the lock is held. Without a lock no socket is undecided, and nothing is registered.
+    with(unsafe { &mut *REGISTRATIONS.0.get() })
+}
+
+/// Remembers a successful `epoll_ctl` of an undecided socket; returns `false` without memory.
+pub(crate) fn remember(epoll: c_int, operation: c_int, fd: c_int, event: Option<epoll_event>) -> bool {
+    hold(|registrations| match event {
+        _ if operation == libc::EPOLL_CTL_DEL => {
+            registrations.remove(fd, Some(epoll));
+            true
+        }
+        Some(event) => registrations.set(epoll, fd, event),
+        None => true,
     })
 }
 
-/// A descriptor is closed, or decided: what was remembered of it, and of an epoll set of that number, is forgotten.
+/// Forgets a descriptor that is closed or decided.
 pub(crate) fn forget(fd: c_int) {
-    REGISTRATIONS.hold(|list, len| {
-        let mut at = 0;
-        while at < *len {
-            if list[at].fd == fd || list[at].epoll == fd {
-                *len -= 1;
-                list[at] = list[*len];
-            } else {
-                at += 1;
+    hold(|registrations| registrations.remove(fd, None));
+}
+
+/// Replaces the file at `fd` by `replace`, and registers the new file in the epoll sets of the old one.
+pub(crate) fn carry_over(fd: c_int, replace: impl FnOnce()) {
+    let control = |known: &mut Registration, operation: c_int| {
+        // SAFETY: an event that lives until the call returns.
+        unsafe { real::epoll_ctl(known.epoll, operation, fd, &raw mut known.event) == 0 }
+    };
+    // A set that was closed may have left its number to another one, which does not have the socket.
+    hold(|registrations| {
+        registrations.each(fd, |known| known.carried = control(known, libc::EPOLL_CTL_DEL));
+    });
+    replace();
+    hold(|registrations| {
+        registrations.each(fd, |known| {
+            if known.carried {
+                control(known, libc::EPOLL_CTL_ADD);
             }
-        }
+        });
+        registrations.remove(fd, None);
     });
 }
 
-/// Another file takes the place of `fd`, by `replace`: epoll sets have the new one as they had the old one.
-pub(crate) fn carry_over(fd: c_int, replace: impl FnOnce()) {
-    let of_it = |operation: c_int| {
-        REGISTRATIONS.hold(|list, len| {
-            for known in list[..*len].iter_mut().filter(|known| known.fd == fd) {
-                // SAFETY: an event that lives until the call returns.
-                unsafe { real::epoll_ctl(known.epoll, operation, fd, &raw mut known.event) };
-            }
-        });
-    };
-    of_it(libc::EPOLL_CTL_DEL);
-    replace();
-    of_it(libc::EPOLL_CTL_ADD);
-    forget(fd);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(data: u64) -> epoll_event {
+        epoll_event { events: 1, u64: data }
+    }
+
+    fn empty() -> Registrations {
+        Registrations { first: Growing::EMPTY, list: Growing::EMPTY, free: 0, used: 0 }
+    }
+
+    fn sets(registrations: &mut Registrations, fd: c_int) -> Vec<(c_int, u64)> {
+        let mut found = Vec::new();
+        registrations.each(fd, |known| found.push((known.epoll, known.event.u64)));
+        found.sort_unstable();
+        found
+    }
+
+    #[test]
+    fn registrations_have_no_fixed_limit() {
+        let mut all = empty();
+        for fd in 5..50_000 {
+            assert!(all.set(3, fd, event(fd as u64)));
+        }
+        assert!((5..50_000).all(|fd| sets(&mut all, fd) == [(3, fd as u64)]));
+        (5..50_000).for_each(|fd| all.remove(fd, None));
+        assert!((5..50_000).all(|fd| sets(&mut all, fd).is_empty()));
+        // The memory is used again.
+        assert!(all.set(3, 5, event(1)) && all.used == 49_995);
+    }
+
+    #[test]
+    fn one_socket_may_be_in_several_sets() {
+        let mut all = empty();
+        for (epoll, data) in [(3, 1), (4, 2), (5, 3), (4, 9)] {
+            assert!(all.set(epoll, 7, event(data)));
+        }
+        assert_eq!(sets(&mut all, 7), [(3, 1), (4, 9), (5, 3)]);
+        all.remove(7, Some(4));
+        assert_eq!(sets(&mut all, 7), [(3, 1), (5, 3)]);
+        all.remove(7, Some(5));
+        all.remove(8, Some(3));
+        assert!(all.set(6, 8, event(4)));
+        assert_eq!((sets(&mut all, 7), sets(&mut all, 8)), (vec![(3, 1)], vec![(6, 4)]));
+    }
 }

@@ -1,5 +1,9 @@
-//! What the library says to people, on standard error: each of it once in a process.
+//! What the library says to people, each of it once in a process.
+//!
+//! It writes to the file that was the standard error of `offcore exec`, and to no other one: a program may have put a file of
+//! its own there, or a connection. A line is one system call that does not wait. Without room for it, it is left out.
 
+use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use offcore_session::message::VERSION;
@@ -28,9 +32,21 @@ impl Digits {
     }
 }
 
+/// Standard error.
+const STDERR: c_int = 2;
+
+/// Writes a line, if standard error is still that of `offcore exec`.
+pub(crate) fn print(parts: &[&[u8]]) {
+    // A sandbox may end the process for asking which file it is.
+    let file = environment::stderr().filter(|_| !sys::is_sandboxed());
+    if file.is_some() && sys::file_id(STDERR) == file && sys::has_room(STDERR) {
+        sys::write_parts(STDERR, parts);
+    }
+}
+
 fn once(said: &AtomicBool, parts: &[&[u8]]) {
     if !said.swap(true, Ordering::Relaxed) {
-        sys::print(parts);
+        print(parts);
     }
 }
 

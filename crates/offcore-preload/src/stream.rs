@@ -326,9 +326,11 @@ impl Drop for Moving<'_> {
     }
 }
 
-/// Moves what was received to a pipe or file, as `splice` does.
-pub(crate) fn splice_out(session: &Session, to: c_int, len: usize) -> Result<usize, Errno> {
+/// Moves received bytes to a pipe, as `splice` does: as many as fit. It waits for room if `wait` says so.
+pub(crate) fn splice_out(session: &Session, to: c_int, len: usize, wait: bool) -> Result<usize, Errno> {
+    let wait = may_wait(to, libc::O_WRONLY, wait)?;
     loop {
+        sys::wait_for_pipe(to, wait)?;
         // SAFETY: no buffers.
         let nothing = unsafe { receive(session, Buffers::new(core::ptr::null(), 0)?, 0) }?;
         let wishes = &session.slot.wishes;
@@ -346,7 +348,11 @@ pub(crate) fn splice_out(session: &Session, to: c_int, len: usize) -> Result<usi
         };
         let from = iovec { iov_base: span.address().as_ptr().cast(), iov_len: span.len().min(len) };
         // SAFETY: bytes that were received; nobody writes them until they are consumed.
-        let written = unsafe { sys::write(to, from) }?;
+        let written = match unsafe { sys::write_at_once(to, from) } {
+            // Another writer has taken the room.
+            Err(libc::EAGAIN) if wait => continue,
+            written => written?,
+        };
         let left = reader.available().saturating_sub(written);
         reader.consume(written);
         tell_consumed(session, written);
@@ -355,10 +361,23 @@ pub(crate) fn splice_out(session: &Session, to: c_int, len: usize) -> Result<usi
     }
 }
 
+/// Whether `splice` waits for a pipe: a non-blocking pipe is not waited for. Fails with `EBADF` without that access, and with
+/// `EINVAL` if it is no pipe.
+fn may_wait(pipe: c_int, access: c_int, wait: bool) -> Result<bool, Errno> {
+    let flags = sys::fcntl(pipe, libc::F_GETFL, 0)? as c_int;
+    if ![access, libc::O_RDWR].contains(&(flags & libc::O_ACCMODE)) {
+        return Err(libc::EBADF);
+    }
+    match sys::is_pipe(pipe) {
+        true => Ok(wait && flags & libc::O_NONBLOCK == 0),
+        false => Err(libc::EINVAL),
+    }
+}
+
 /// Sends what a pipe has, as `splice` does: what is there, and not all of `len`.
 pub(crate) fn splice_in(session: &Session, from: c_int, len: usize, wait: bool) -> Result<usize, Errno> {
     // What a pipe has not yet is waited for, so that it is known how much to take.
-    sys::wait_for_input(from, wait)?;
+    sys::wait_for_input(from, may_wait(from, libc::O_RDONLY, wait)?)?;
     let there = sys::readable(from)?;
     send_file(session, from, -1, len.min(there))
 }

@@ -190,13 +190,23 @@ pub(crate) unsafe fn read_at(fd: c_int, to: iovec, position: i64) -> Result<usiz
     result(unsafe { call(number, args) })
 }
 
-/// Writes to a file from shared memory.
+/// Writes to a writable pipe as many bytes as fit, without waiting; `EAGAIN` if none fit.
 ///
 /// # Safety
 /// `from` is memory that the kernel may read.
-pub(crate) unsafe fn write(fd: c_int, from: iovec) -> Result<usize, Errno> {
+pub(crate) unsafe fn write_at_once(pipe: c_int, from: iovec) -> Result<usize, Errno> {
+    let (fd, nowhere) = (pipe as usize, -1isize as usize);
+    let args = [fd, &raw const from as usize, 1, nowhere, nowhere, libc::RWF_NOWAIT as usize];
     // SAFETY: the caller's promise.
-    result(unsafe { call(libc::SYS_write, [fd as usize, from.iov_base as usize, from.iov_len, 0, 0, 0]) })
+    match result(unsafe { call(libc::SYS_pwritev2, args) }) {
+        // Linux before 6.4 has this flag for files only. A writable pipe has room for a page.
+        Err(libc::EOPNOTSUPP) => {
+            let args = [fd, from.iov_base as usize, from.iov_len.min(libc::PIPE_BUF), 0, 0, 0];
+            // SAFETY: the caller's promise.
+            result(unsafe { call(libc::SYS_write, args) })
+        }
+        written => written,
+    }
 }
 
 /// # Safety
@@ -271,6 +281,13 @@ pub(crate) fn map(fd: c_int, len: usize, writable: bool) -> Result<*mut u8, Errn
     let args = [0, len, protection as usize, flags as usize, fd as usize, 0];
     // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
     result(unsafe { call(libc::SYS_mmap, args) }).map(|address| address as *mut u8)
+}
+
+/// Makes a mapping of the library's own longer; it may be moved.
+pub(crate) fn remap(address: *mut u8, old: usize, new: usize) -> Result<*mut u8, Errno> {
+    let args = [address as usize, old, new, libc::MREMAP_MAYMOVE as usize, 0, 0];
+    // SAFETY: the caller has mapped it, and nothing refers to it meanwhile.
+    result(unsafe { call(libc::SYS_mremap, args) }).map(|address| address as *mut u8)
 }
 
 /// Has the pages at `address` be zero in forked children.
@@ -376,18 +393,33 @@ pub(crate) fn unmap(address: *mut u8, len: usize) {
     unsafe { call(libc::SYS_munmap, [address as usize, len, 0, 0, 0, 0]) };
 }
 
-/// Writes a line for people.
-pub(crate) fn print(parts: &[&[u8]]) {
-    for part in parts {
-        let part = iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
-        // SAFETY: bytes that live until the call returns.
-        let _ = unsafe { write(2, part) };
+/// Writes up to eight parts in one call.
+pub(crate) fn write_parts(fd: c_int, parts: &[&[u8]]) {
+    let mut list = [iovec { iov_base: ptr::null_mut(), iov_len: 0 }; 8];
+    for (to, part) in list.iter_mut().zip(parts) {
+        *to = iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
     }
+    // SAFETY: bytes that live until the call returns.
+    unsafe { call(libc::SYS_writev, [fd as usize, list.as_ptr() as usize, parts.len().min(8), 0, 0, 0]) };
+}
+
+/// Whether a descriptor is a pipe's.
+pub(crate) fn is_pipe(fd: c_int) -> bool {
+    stat(fd).is_some_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO)
 }
 
 /// Waits until a descriptor has something to be read, or has ended; `EAGAIN` when it is not to `wait` and has not.
 pub(crate) fn wait_for_input(fd: c_int, wait: bool) -> Result<(), Errno> {
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    wait_for(fd, libc::POLLIN, wait)
+}
+
+/// Waits until a pipe is writable or has no reader; `EAGAIN` without `wait`.
+pub(crate) fn wait_for_pipe(fd: c_int, wait: bool) -> Result<(), Errno> {
+    wait_for(fd, libc::POLLOUT, wait)
+}
+
+fn wait_for(fd: c_int, events: i16, wait: bool) -> Result<(), Errno> {
+    let mut poll = libc::pollfd { fd, events, revents: 0 };
     let time = if wait { -1isize as usize } else { 0 };
     // SAFETY: one entry that lives until the call returns.
     match result(unsafe { call(libc::SYS_poll, [&raw mut poll as usize, 1, time, 0, 0, 0]) })? {

@@ -44,10 +44,16 @@ pub(crate) struct Entry {
     pub(crate) kind: Kind,
     /// The program's socket is of `AF_INET6`.
     pub(crate) v6: bool,
-    /// Low 24 bits of the session's generation.
+    /// Low 24 bits of the session's generation; of a socket that is not decided, bits of [`open`].
     pub(crate) generation: u32,
     /// Place of the slot, or the number of a socket that is not decided.
     pub(crate) place: u32,
+}
+
+/// What is known of a socket that is not decided.
+pub(crate) mod open {
+    /// Other descriptors are of it, too.
+    pub(crate) const SHARED: u32 = 1;
 }
 
 /// Bits of a generation that an entry has.
@@ -58,6 +64,17 @@ impl Entry {
     /// That of a session.
     pub(crate) fn session(kind: Kind, v6: bool, session: Session) -> Self {
         Self { kind, v6, generation: session.generation & GENERATION, place: session.place }
+    }
+
+    /// Whether it is of a socket that is not decided.
+    pub(crate) fn is_open(self) -> bool {
+        matches!(self.kind, Kind::OpenStream | Kind::OpenDatagrams)
+    }
+
+    /// Whether another one is of the same socket.
+    pub(crate) fn is_same(self, other: Self) -> bool {
+        (self.kind, self.place) == (other.kind, other.place)
+            && (self.is_open() || self.generation == other.generation)
     }
 
     /// Place of the slot.
@@ -119,6 +136,16 @@ pub(crate) fn set(fd: c_int, entry: Option<Entry>) -> bool {
         word.store(entry.map_or(0, Entry::to_word), Ordering::Release);
     }
     word.is_some()
+}
+
+/// `to` has become a duplicate of `from`.
+pub(crate) fn duplicate(from: c_int, to: c_int) {
+    let mut entry = get(from);
+    if let Some(entry) = entry.as_mut().filter(|entry| entry.is_open()) {
+        entry.generation |= open::SHARED;
+        set(from, Some(*entry));
+    }
+    set(to, entry);
 }
 
 /// All descriptors that are something, up to the last one that there may be.

@@ -14,6 +14,7 @@ use std::process::Command;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use offcore_session::message::KEY;
+use rustix::fs::FileType;
 use rustix::rand::{GetRandomFlags, getrandom};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
@@ -163,11 +164,17 @@ fn command(args: &ExecArgs, stack: &Path) -> Result<Command, Failure> {
     if !args.only.is_empty() {
         command.env("OFFCORE_ONLY", args.only.join(";"));
     }
-    // The library may write to this file only, whatever a program has for its standard error.
-    let stderr = tracing::enabled!(tracing::Level::INFO).then(|| rustix::fs::fstat(std::io::stderr()));
-    match stderr.transpose().context("standard error").map_err(whole)? {
-        Some(file) => command.env("OFFCORE_EXPLAIN", format!("{}:{}", file.st_dev, file.st_ino)),
-        None => command.env_remove("OFFCORE_EXPLAIN"),
+    // The library may write to this file only, whatever a program has for its standard error. Under another `offcore exec` a
+    // socket there may be a session.
+    let nested = std::env::var_os("OFFCORE_STACK").is_some();
+    let stderr = rustix::fs::fstat(std::io::stderr()).ok();
+    match stderr.filter(|file| !(nested && FileType::from_raw_mode(file.st_mode) == FileType::Socket)) {
+        Some(file) => command.env("OFFCORE_STDERR", format!("{}:{}", file.st_dev, file.st_ino)),
+        None => command.env_remove("OFFCORE_STDERR"),
+    };
+    match tracing::enabled!(tracing::Level::INFO) {
+        true => command.env("OFFCORE_EXPLAIN", "1"),
+        false => command.env_remove("OFFCORE_EXPLAIN"),
     };
     let mut preload = library.into_os_string();
     // Others that are preloaded come behind it.

@@ -32,7 +32,7 @@ fn ending() {
 
 #[test]
 fn epoll() {
-    same_twice("epoll", 124);
+    same_twice("epoll", 140);
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn exhausted() {
 
 #[test]
 fn files() {
-    same_twice("files", 64);
+    same_twice("files", 76);
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn processes() {
 
 #[test]
 fn servers() {
-    same_twice("servers", 47);
+    same_twice("servers", 50);
 }
 
 #[test]

@@ -81,7 +81,7 @@ pub(super) unsafe extern "C" fn dup(fd: c_int) -> c_int {
     // SAFETY: the caller's promise.
     let new = unsafe { real::dup(fd) };
     if new >= 0 && link::is_self() {
-        table::set(new, table::get(fd));
+        table::duplicate(fd, new);
     }
     new
 }

@@ -31,17 +31,17 @@ fn duplicate(from: c_int, to: c_int, duplicate: impl FnOnce() -> c_int) -> c_int
     if link::is_own(to) && !link::move_away(to) {
         return sys::returned_int(Err(libc::EBADF));
     }
-    let (new, old) = (table::get(from), table::get(to));
+    let old = table::get(to);
     let duplicated = duplicate();
     if duplicated >= 0 && from != to && link::is_self() {
         if let Some(old) = old {
             descriptors::gone(to, old);
         }
-        table::set(to, new);
+        table::duplicate(from, to);
         if old.is_some() {
             link::look();
         }
-        if to == libc::STDIN_FILENO && new.is_some() {
+        if to == libc::STDIN_FILENO && table::get(to).is_some() {
             stdio::input();
         }
     }

@@ -4,23 +4,28 @@ use core::ffi::c_int;
 
 use libc::epoll_event;
 
-use crate::decide;
 use crate::polled;
 use crate::real;
 use crate::session::{self, Target};
+use crate::sys;
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+pub(super) unsafe extern "C" fn epoll_ctl(
+    epoll: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { real::epoll_ctl(epoll, operation, fd, event) };
-    if result == 0
-        && let Target::Undecided(entry) = session::find(fd)
-    {
+    if result == 0 && matches!(session::find(fd), Target::Undecided(_)) {
         // SAFETY: the caller's promise: null, or an event.
         let event = unsafe { event.as_ref() }.copied();
         if !polled::remember(epoll, operation, fd, event) {
-            // What cannot be carried over must not be needed.
-            decide::leave(fd, entry);
+            // epoll fails with this when its own memory runs out.
+            // SAFETY: numbers.
+            unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, core::ptr::null_mut()) };
+            return sys::returned_int(Err(libc::ENOMEM));
         }
     }
     result

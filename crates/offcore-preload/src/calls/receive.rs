@@ -8,6 +8,7 @@ use crate::address::{self, End};
 use crate::datagrams;
 use crate::link;
 use crate::real;
+use crate::report;
 use crate::session::{self, Session, Target};
 use crate::stream;
 use crate::sys::{self, Errno};
@@ -77,7 +78,7 @@ unsafe extern "C" fn __read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t 
 /// A length that the compiler knew to be too long.
 fn check(len: size_t, room: size_t) {
     if len > room {
-        sys::print(&[b"*** buffer overflow detected ***: terminated\n"]);
+        report::print(&[b"*** buffer overflow detected ***: terminated\n"]);
         // SAFETY: it ends the process, as libc does.
         unsafe { libc::abort() }
     }

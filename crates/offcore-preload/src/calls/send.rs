@@ -260,8 +260,12 @@ unsafe extern "C" fn sendfile64(to: c_int, from: c_int, position: *mut off_t, co
     unsafe { sendfile(to, from, position, count) }
 }
 
+/// Flags of `splice`.
+const SPLICE_FLAGS: c_uint =
+    libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
+
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn splice(
+pub(super) unsafe extern "C" fn splice(
     from: c_int,
     from_position: *mut off_t,
     to: c_int,
@@ -275,11 +279,12 @@ unsafe extern "C" fn splice(
         // SAFETY: the caller's promise.
         (None, None) => unsafe { real::splice(from, from_position, to, to_position, len, flags) },
         _ if len == 0 => 0,
+        _ if flags & !SPLICE_FLAGS != 0 => sys::returned(Err(libc::EINVAL)),
         (Some(_), _) if !from_position.is_null() => sys::returned(Err(libc::EINVAL)),
         (_, Some(_)) if !to_position.is_null() => sys::returned(Err(libc::ESPIPE)),
         // One of both has to be a pipe.
         (Some(_), Some(_)) => sys::returned(Err(libc::EINVAL)),
-        (Some(session), None) => sys::returned(stream::splice_out(&session, to, len)),
+        (Some(session), None) => sys::returned(stream::splice_out(&session, to, len, wait)),
         (None, Some(session)) => sys::returned(stream::splice_in(&session, from, len, wait)),
     }
 }

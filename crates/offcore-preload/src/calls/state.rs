@@ -117,7 +117,7 @@ pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize
     // SAFETY: the caller's promise.
     let result = unsafe { real::fcntl(fd, command, argument) };
     if result >= 0 && matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
-        table::set(result, table::get(fd));
+        table::duplicate(fd, result);
     }
     result
 }

@@ -83,7 +83,7 @@ u = udp(); u.bind(('0.0.0.0', 53))";
     // Nobody asked: nothing is said, whatever somebody else has asked for before.
     let script = format!("{BEGIN}go(('10.77.0.9', 80))");
     let mut command = stage.on_stack(&stage.netns, &[], &["python3", "-c", &script]);
-    let output = command.env("OFFCORE_EXPLAIN", "0:0").output().unwrap();
+    let output = command.env("OFFCORE_EXPLAIN", "1").output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     stage.stop();
 }
