@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "common.h"
 
+#include <linux/filter.h>
 #include <linux/sockios.h>
 
 struct option {
@@ -220,6 +221,127 @@ static void lengths(int fd)
     close(file);
 }
 
+// Connects, for so many milliseconds.
+static bool connects(int fd, struct place to, int milliseconds)
+{
+    set_nonblocking(fd, true);
+    if (join(fd, to) && errno != EINPROGRESS)
+        return false;
+    struct pollfd ready = {fd, POLLOUT, 0};
+    return poll(&ready, 1, milliseconds) == 1 && !int_of(fd, SOL_SOCKET, SO_ERROR);
+}
+
+// What is set before connect, or at a listener, is not forgotten by the connection.
+static void kept(void)
+{
+    uint16_t port = (uint16_t)must("listen 2 %s 64", all_arguments[3]);
+    for (size_t i = 0; i < LEN(plain); i++) {
+        const struct option *option = &plain[i];
+        // What these do to a connection that is being made differs from run to run.
+        if (option->number == TCP_DEFER_ACCEPT && option->level == IPPROTO_TCP)
+            continue;
+        char label[80];
+        int fd = tcp(AF_INET);
+        bool set = !set_int(fd, option->level, option->number, option->value);
+        if (!connects(fd, peer(AF_INET, port), TIMEOUT))
+            broken("no connection with %s", option->name);
+        must("accept 2 1");
+        snprintf(label, sizeof label, "kept-connect %s=%d", option->name, option->value);
+        say(label, "%s, read %d", set ? "set" : "not set", int_of(fd, option->level, option->number));
+        close(fd);
+        must("close 1");
+        int from = listener(AF_INET, 4);
+        set = !set_int(from, option->level, option->number, option->value);
+        must("connect 1 %s %d", here_text(AF_INET), port_of(from));
+        fd = accept(from, NULL, NULL);
+        snprintf(label, sizeof label, "kept-accept %s=%d", option->name, option->value);
+        say(label, "%s, read %d", set ? "set" : "not set", int_of(fd, option->level, option->number));
+        close(fd);
+        close(from);
+        must("close 1");
+    }
+    int fd = tcp(AF_INET);
+    struct linger linger = {1, 10};
+    socklen_t len = sizeof linger;
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, len);
+    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+    set_int(fd, SOL_SOCKET, SO_SNDBUF, 65536);
+    set_int(fd, SOL_SOCKET, SO_RCVBUF, 4096);
+    connects(fd, peer(AF_INET, port), TIMEOUT);
+    must("accept 2 1");
+    memset(&linger, 0, sizeof linger);
+    getsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, &len);
+    say("kept-connect SO_LINGER", "%d %d", linger.l_onoff, linger.l_linger);
+    char name[16] = "";
+    len = sizeof name;
+    getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &len);
+    say("kept-connect TCP_CONGESTION", "%s", name);
+    result("kept-connect SO_SNDBUF", int_of(fd, SOL_SOCKET, SO_SNDBUF));
+    result("kept-connect SO_RCVBUF", int_of(fd, SOL_SOCKET, SO_RCVBUF));
+    close(fd);
+    // A connection that was refused leaves a socket with its options.
+    must("close 2");
+    fd = tcp(AF_INET);
+    set_int(fd, IPPROTO_TCP, TCP_KEEPIDLE, 77);
+    set_int(fd, IPPROTO_IP, IP_TOS, 0x48);
+    set_int(fd, SOL_SOCKET, SO_RCVBUF, 4096);
+    result("refused", join(fd, peer(AF_INET, port)));
+    result("refused-keepidle", int_of(fd, IPPROTO_TCP, TCP_KEEPIDLE));
+    result("refused-tos", int_of(fd, IPPROTO_IP, IP_TOS));
+    result("refused-rcvbuf", int_of(fd, SOL_SOCKET, SO_RCVBUF));
+    close(fd);
+}
+
+// An option that protects is refused, or it protects: there is no connection in spite of it.
+static void protects(const char *label, int level, int name, const void *value, socklen_t len)
+{
+    uint16_t port = (uint16_t)must("listen 2 %s 64", all_arguments[3]);
+    int fd = tcp(AF_INET);
+    bool set = !setsockopt(fd, level, name, value, len);
+    say(label, "%s", set && connects(fd, peer(AF_INET, port), 300) ? "not protected" : "protected");
+    close(fd);
+    must("close 2");
+}
+
+static void protected(void)
+{
+    protects("protect SO_BINDTODEVICE", SOL_SOCKET, SO_BINDTODEVICE, "lo", 3);
+    struct sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
+    struct sock_fprog program = {1, &drop};
+    protects("protect SO_ATTACH_FILTER", SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
+    struct tcp_md5sig key = {.tcpm_keylen = 3, .tcpm_key = "key"};
+    struct place to = peer(AF_INET, 0);
+    memcpy(&key.tcpm_addr, &to.addr, to.len);
+    protects("protect TCP_MD5SIG", IPPROTO_TCP, TCP_MD5SIG, &key, sizeof key);
+    int hops = 255;
+    protects("protect IP_MINTTL", IPPROTO_IP, 21, &hops, sizeof hops);
+}
+
+// A socket of MPTCP is one of TCP where there is no more.
+static void multipath(void)
+{
+    uint16_t port = (uint16_t)must("listen 2 %s 64", all_arguments[3]);
+    int fd = socket(AF_INET, SOCK_STREAM, 262);
+    if (fd < 0)
+        fd = tcp(AF_INET);
+    result("mptcp-connect", join(fd, peer(AF_INET, port)));
+    must("accept 2 1");
+    result("mptcp-send", send(fd, "several paths", 13, 0));
+    peer_says("mptcp-peer", "recv 1 13");
+    struct place from = here(AF_INET, 0);
+    close(fd);
+    must("close 1");
+    // An address without a port.
+    fd = tcp(AF_INET);
+    set_int(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
+    result("no-port-bind", bind_to(fd, from));
+    result("no-port-connect", join(fd, peer(AF_INET, port)));
+    must("accept 2 1");
+    result("no-port-send", send(fd, "x", 1, 0));
+    close(fd);
+    must("close 2");
+}
+
 // What a corked socket holds back goes out when the cork is taken away.
 static void cork(void)
 {
@@ -268,5 +390,8 @@ int main(int argc, char **argv)
     result("udp-protocol", int_of(fd, SOL_SOCKET, SO_PROTOCOL));
     close(fd);
     cork();
+    kept();
+    protected();
+    multipath();
     end();
 }

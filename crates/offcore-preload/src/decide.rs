@@ -17,6 +17,7 @@ use crate::link;
 use crate::polled;
 use crate::rules;
 use crate::session::{self, Session};
+use crate::stream_options;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, Kind, open};
 
@@ -31,13 +32,25 @@ pub(crate) fn opened(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
     static NUMBER: AtomicU32 = AtomicU32::new(1);
     let is_ip = matches!(domain, libc::AF_INET | libc::AF_INET6);
     let kind = match (kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK), protocol) {
-        (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Kind::OpenStream,
+        // On the stack MPTCP is plain TCP, to which it falls back on Linux.
+        (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP | libc::IPPROTO_MPTCP) => Kind::OpenStream,
         (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => Kind::OpenDatagrams,
         _ => return,
     };
     if is_ip && link::is_used() {
         let place = NUMBER.fetch_add(1, Ordering::Relaxed);
         table::set(fd, Some(Entry { kind, v6: domain == libc::AF_INET6, generation: 0, place }));
+    }
+}
+
+/// The program has set an option of a socket.
+pub(crate) fn note_options(fd: c_int, entry: Entry) {
+    if entry.generation & open::SET == 0 {
+        for fd in descriptors(fd, entry) {
+            if let Some(found) = table::get(fd).filter(|found| found.is_same(entry)) {
+                table::set(fd, Some(Entry { generation: found.generation | open::SET, ..found }));
+            }
+        }
     }
 }
 
@@ -61,7 +74,11 @@ fn descriptors(fd: c_int, entry: Entry) -> impl Iterator<Item = c_int> {
 fn become_session(fd: c_int, entry: Entry, (found, end): (Where, c_int)) -> Result<Session, Errno> {
     let kind = if entry.kind == Kind::OpenStream { Kind::Stream } else { Kind::Datagrams };
     let new = Entry::session(kind, entry.v6, found);
-    let options = Options::of(fd, end);
+    // A stream without options has the stack's.
+    let has = entry.kind == Kind::OpenDatagrams || entry.generation & open::SET != 0;
+    let options = has.then(|| Options::of(fd, end));
+    let kept = (has && kind == Kind::Stream)
+        .then(|| (stream_options::of_kernel(fd, entry.v6), stream_options::buffers(fd, entry.v6)));
     if let Ok(owner @ 1..) = sys::fcntl(fd, libc::F_GETOWN, 0) {
         let _ = sys::fcntl(end, libc::F_SETOWN, owner);
     }
@@ -76,7 +93,16 @@ fn become_session(fd: c_int, entry: Entry, (found, end): (Where, c_int)) -> Resu
     }
     let _ = sys::close(end);
     let session = session::get(fd).ok_or(libc::EIO)?;
-    options.give(&session);
+    session.slot.wishes.told.fetch_or(wish::ACCEPTED, Ordering::AcqRel);
+    if let Some(options) = options {
+        options.give(&session);
+    }
+    if let Some((kept, [send, receive])) = kept {
+        session.slot.kept.inherit(&kept);
+        session.slot.wishes.send_buffer.store(send, Ordering::Relaxed);
+        session.slot.wishes.receive_buffer.store(receive, Ordering::Relaxed);
+        session.mark();
+    }
     session.note_family();
     Ok(session)
 }
@@ -105,7 +131,7 @@ impl Options {
         let keep = [libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL, libc::TCP_KEEPCNT];
         let keep = keep.map(|name| sys::int_option(fd, libc::IPPROTO_TCP, name));
         // Those that a listener accepts have them, too.
-        let told = wish::ACCEPTED | if copy_times(fd, end) { wish::TIMED } else { 0 };
+        let told = if copy_times(fd, end) { wish::TIMED } else { 0 };
         let broadcasts = sys::int_option(fd, libc::SOL_SOCKET, libc::SO_BROADCAST) != 0;
         Self { wishes, keep, told, broadcasts }
     }
@@ -117,7 +143,7 @@ impl Options {
         wishes.keep_interval.store(interval as u32, Ordering::Relaxed);
         wishes.keep_count.store(count as u32, Ordering::Relaxed);
         wishes.told.fetch_or(self.told, Ordering::AcqRel);
-        if self.broadcasts {
+        if self.broadcasts && session.is_datagrams() {
             crate::options::allow_broadcast(session);
         }
         if self.wishes != 0 {
@@ -275,6 +301,12 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
             explain::say("listen", entry.kind, local, if any { Goes::Both } else { Goes::Stack });
             become_session(fd, entry, found).map(Decided::Session)
         }
+        // IP_FREEBIND: the address may become the kernel's later.
+        Err(libc::EADDRNOTAVAIL) => {
+            explain::say("listen", entry.kind, local, Goes::Kernel("no address of the stack's"));
+            leave(fd, entry);
+            Ok(Decided::Kernel)
+        }
         // Without a stack the kernel's listener is what there is.
         Err(libc::ENETDOWN | libc::ECONNREFUSED | libc::ENOENT | libc::EACCES) => {
             explain::say("listen", entry.kind, local, Goes::Kernel(NO_STACK));
@@ -310,7 +342,8 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
         leave(fd, entry);
         return Ok(Decided::Kernel);
     }
-    let bound = address::of_kernel(fd).filter(|local| local.port() != 0);
+    // With IP_BIND_ADDRESS_NO_PORT there is an address without a port.
+    let bound = address::of_kernel(fd).filter(|local| local.port() != 0 || !local.ip().is_unspecified());
     let question = match entry.kind {
         Kind::OpenStream => {
             let mut question = Question::new(Call::Connect, NONE, 0);
@@ -418,8 +451,10 @@ pub(crate) fn reopen(session: &Session) -> Result<Entry, Errno> {
         // SAFETY: a number that lives until the call returns.
         let _ = unsafe { sys::setsockopt(new, level, name, (&raw const on).cast(), size_of::<c_int>()) };
     }
+    stream_options::give_back(session.slot, new);
     opened(new, family, libc::SOCK_STREAM, 0);
-    let entry = table::get(new).ok_or(libc::EMFILE)?;
+    let mut entry = table::get(new).ok_or(libc::EMFILE)?;
+    entry.generation = open::SHARED | open::SET;
     table::set(new, None);
     for fd in descriptors(session.fd, session.entry) {
         let cloexec = sys::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0) as c_int & libc::FD_CLOEXEC;

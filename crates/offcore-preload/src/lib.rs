@@ -38,6 +38,7 @@ mod report;
 mod rules;
 mod session;
 mod stream;
+mod stream_options;
 mod sys;
 mod table;
 mod vectors;

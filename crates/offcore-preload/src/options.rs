@@ -11,20 +11,29 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::socklen_t;
 use offcore_session::message::{Call, Question};
-use offcore_session::slot::{state, wish};
+use offcore_session::slot::{number, state, wish};
 
 use crate::link;
 use crate::real;
 use crate::session::Session;
+use crate::stream_options;
 use crate::sys::{self, Errno};
+
+/// `asm-generic/socket.h`, which the crate libc lacks for glibc.
+const SO_COOKIE: c_int = 57;
+const SO_RCVTIMEO_NEW: c_int = 66;
+const SO_SNDTIMEO_NEW: c_int = 67;
 
 /// A value that is read from the program.
 ///
 /// # Safety
 /// `value` is of `len` bytes, or null.
 unsafe fn read<T: Copy>(value: *const c_void, len: socklen_t) -> Result<T, Errno> {
-    if value.is_null() || (len as usize) < size_of::<T>() {
+    if (len as usize) < size_of::<T>() {
         return Err(libc::EINVAL);
+    }
+    if value.is_null() {
+        return Err(libc::EFAULT);
     }
     // SAFETY: as long, as checked; the types are the kernel's structures of numbers.
     Ok(unsafe { value.cast::<T>().read_unaligned() })
@@ -67,13 +76,46 @@ pub(crate) fn allow_broadcast(session: &Session) {
     session.slot.kept.set(kept_name(libc::SOL_SOCKET, libc::SO_BROADCAST), 1);
 }
 
+/// Seconds that a close lingers, and one more; 0 if it does not.
+fn linger_of(session: &Session) -> u32 {
+    let kept = &session.slot.kept;
+    match session.is_datagrams() {
+        true => kept.get(kept_name(libc::SOL_SOCKET, libc::SO_LINGER)).unwrap_or(0),
+        false => kept.number(number::LINGER),
+    }
+}
+
+fn set_linger(session: &Session, seconds: u32) {
+    let kept = &session.slot.kept;
+    match session.is_datagrams() {
+        true => kept.set(kept_name(libc::SOL_SOCKET, libc::SO_LINGER), seconds),
+        false => kept.change(number::LINGER, |_| seconds),
+    }
+}
+
+/// An option that the program has set to another value than the default.
+fn kept_value(session: &Session, level: c_int, name: c_int) -> Option<c_int> {
+    let kept = &session.slot.kept;
+    match session.is_datagrams() {
+        true => kept.get(kept_name(level, name)).map(|value| value as c_int),
+        false => stream_options::get(kept, level, name),
+    }
+}
+
+/// `TCP_CONGESTION` of a stream.
+fn congestion_name(session: &Session) -> [u8; 16] {
+    let which = number::decode(session.slot.kept.number(number::CONGESTION)).unwrap_or(0);
+    let name = stream_options::congestion_name(which).unwrap_or_default();
+    let mut bytes = [0; 16];
+    bytes.iter_mut().zip(name).for_each(|(to, from)| *to = *from);
+    bytes
+}
+
 /// Lets the kernel say what an option of a socket of that kind is.
 fn by_kernel<T>(session: &Session, ask: impl FnOnce(c_int) -> Result<T, Errno>) -> Result<T, Errno> {
     let family = if session.entry.v6 { libc::AF_INET6 } else { libc::AF_INET };
     let kind = if session.is_datagrams() { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
-    let args = [family as usize, (kind | libc::SOCK_CLOEXEC) as usize, 0, 0, 0, 0];
-    // SAFETY: it takes no addresses.
-    let fd = sys::result(unsafe { sys::call(libc::SYS_socket, args) })? as c_int;
+    let fd = sys::socket(family, kind | libc::SOCK_CLOEXEC)?;
     let result = ask(fd);
     let _ = sys::close(fd);
     result
@@ -111,28 +153,45 @@ pub(crate) unsafe fn set(
             let linger = unsafe { read::<libc::linger>(value, len) }?;
             session.wish(wish::RESET, linger.l_onoff != 0 && linger.l_linger == 0);
             let seconds = if linger.l_onoff != 0 { linger.l_linger.max(0) as u32 + 1 } else { 0 };
-            kept.set(kept_name(level, name), seconds);
+            set_linger(session, seconds);
         }
-        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW) => {
             // SAFETY: the caller's promise.
             let done = unsafe { real::setsockopt(session.fd, level, name, value, len) };
             wishes.told.fetch_or(wish::TIMED, Ordering::AcqRel);
             return sys::of_libc(done as isize).map(drop);
         }
-        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => return Err(libc::EOPNOTSUPP),
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) if session.is_datagrams() => return Err(libc::EOPNOTSUPP),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) if !session.is_datagrams() => {
             session.wish(wish::NO_DELAY, number()? != 0);
         }
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => return count(&wishes.keep_idle, 32_767),
         (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => return count(&wishes.keep_interval, 32_767),
         (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => return count(&wishes.keep_count, 127),
-        // Set for each answer by some: it makes no difference, since what is written at once is sent at once.
-        (libc::IPPROTO_TCP, libc::TCP_CORK) if !session.is_datagrams() => {
-            kept.set(kept_name(level, name), u32::from(number()? != 0));
-        }
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => {
             number()?;
-            return Err(libc::EINVAL);
+            return Err(if session.entry.v6 { libc::EINVAL } else { libc::ENOPROTOOPT });
+        }
+        (libc::IPPROTO_TCP, libc::TCP_CONGESTION) if !session.is_datagrams() => {
+            // SAFETY: the caller's promise.
+            let which = unsafe { stream_options::congestion(value, len) }?;
+            kept.change(number::CONGESTION, |_| number::encode(which as u32));
+        }
+        (
+            libc::SOL_SOCKET,
+            libc::SO_SNDBUF | libc::SO_RCVBUF | libc::SO_SNDBUFFORCE | libc::SO_RCVBUFFORCE,
+        ) if !session.is_datagrams() => {
+            // SAFETY: the caller's promise.
+            let size = unsafe { stream_options::buffer_of(session.entry.v6, name, value, len) }?;
+            let sends = matches!(name, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE);
+            let word = if sends { &wishes.send_buffer } else { &wishes.receive_buffer };
+            word.store(size, Ordering::Relaxed);
+            session.mark();
+        }
+        _ if !session.is_datagrams() => {
+            // SAFETY: the caller's promise.
+            unsafe { stream_options::set(kept, session.entry.v6, level, name, value, len) }?;
+            session.mark();
         }
         _ => {
             let value = by_kernel(session, |fd| {
@@ -181,15 +240,29 @@ pub(crate) unsafe fn get(
         (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => c_int::from(session.slot.state() == state::LISTENING),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => wants(wish::KEEP_ALIVE),
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
-            let seconds = session.slot.kept.get(kept_name(level, name)).unwrap_or(0) as c_int;
+            let seconds = linger_of(session) as c_int;
             let linger = libc::linger { l_onoff: c_int::from(seconds > 0), l_linger: (seconds - 1).max(0) };
             // SAFETY: the caller's promise.
             return unsafe { give(linger, to, len) };
         }
-        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | libc::SO_INCOMING_CPU) => {
+        (
+            libc::SOL_SOCKET,
+            libc::SO_RCVTIMEO
+            | libc::SO_SNDTIMEO
+            | SO_RCVTIMEO_NEW
+            | SO_SNDTIMEO_NEW
+            | libc::SO_INCOMING_CPU
+            | SO_COOKIE,
+        ) => {
             // SAFETY: the caller's promise.
             let done = unsafe { real::getsockopt(session.fd, level, name, to, len) };
             return sys::of_libc(done as isize).map(drop);
+        }
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) if wishes.send_buffer.load(Ordering::Relaxed) != 0 => {
+            wishes.send_buffer.load(Ordering::Relaxed) as c_int * 2
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) if wishes.receive_buffer.load(Ordering::Relaxed) != 0 => {
+            wishes.receive_buffer.load(Ordering::Relaxed) as c_int * 2
         }
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) if !session.is_datagrams() => wants(wish::NO_DELAY),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => kept(&wishes.keep_idle, 7200),
@@ -202,10 +275,10 @@ pub(crate) unsafe fn get(
         (libc::IPPROTO_TCP, libc::TCP_MAXSEG) if session.is_open() => info(session)?.tcpi_snd_mss as c_int,
         (libc::IPPROTO_TCP, libc::TCP_CONGESTION) if !session.is_datagrams() => {
             // SAFETY: the caller's promise.
-            return unsafe { give(*b"cubic\0\0\0\0\0\0\0\0\0\0\0", to, len) };
+            return unsafe { give(congestion_name(session), to, len) };
         }
-        _ => match session.slot.kept.get(kept_name(level, name)) {
-            Some(value) => value as c_int,
+        _ => match kept_value(session, level, name) {
+            Some(value) => value,
             None => {
                 return by_kernel(session, |fd| {
                     // SAFETY: the caller's promise.

@@ -128,7 +128,7 @@ enum Source<'a> {
 /// # Safety
 /// The buffers are the program's to be read.
 pub(crate) unsafe fn send(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<usize, Errno> {
-    if how & libc::MSG_ZEROCOPY != 0 || how & libc::MSG_OOB != 0 {
+    if how & (libc::MSG_ZEROCOPY | libc::MSG_OOB | libc::MSG_FASTOPEN) != 0 {
         return Err(libc::EOPNOTSUPP);
     }
     // SAFETY: the caller's promise.

@@ -240,6 +240,17 @@ pub(crate) fn int_option(fd: c_int, level: c_int, name: c_int) -> c_int {
     socket_option(fd, level, name, 0).unwrap_or(0)
 }
 
+/// Sets an option that is an `int`.
+pub(crate) fn set_int_option(fd: c_int, level: c_int, name: c_int, value: c_int) -> Result<usize, Errno> {
+    // SAFETY: a number that lives until the call returns.
+    unsafe { setsockopt(fd, level, name, (&raw const value).cast(), size_of::<c_int>()) }
+}
+
+/// A socket of the kernel's.
+pub(crate) fn socket(family: c_int, kind: c_int) -> Result<c_int, Errno> {
+    numbers(libc::SYS_socket, [family as usize, kind as usize, 0, 0, 0, 0]).map(|fd| fd as c_int)
+}
+
 /// Nanoseconds of a clock that nobody sets.
 pub(crate) fn now() -> i128 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

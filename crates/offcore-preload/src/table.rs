@@ -54,6 +54,8 @@ pub(crate) struct Entry {
 pub(crate) mod open {
     /// Other descriptors are of it, too.
     pub(crate) const SHARED: u32 = 1;
+    /// The program has set an option.
+    pub(crate) const SET: u32 = 2;
 }
 
 /// Bits of a generation that an entry has.

@@ -128,7 +128,10 @@ pub struct Wishes {
     pub moving: AtomicU32,
     /// Bytes that the application has put into the pair to close its gate. What else is there is data.
     pub gates: AtomicU32,
-    rest: [AtomicU32; 3],
+    /// Sizes of its buffers in bytes of payload, as the program has set them (`SO_SNDBUF`, `SO_RCVBUF`); 0 is the stack's choice.
+    pub send_buffer: AtomicU32,
+    pub receive_buffer: AtomicU32,
+    rest: [AtomicU32; 1],
 }
 
 /// Bits of [`Wishes::options`] and [`Wishes::told`].
@@ -155,13 +158,68 @@ pub mod wish {
     pub const TIMED: u32 = 16;
 }
 
-/// Options of a socket that make no difference to the stack, as a program has set them: name and value of each, in the two
-/// halves of a word.
-#[derive(Debug)]
+/// Options as a program has set them. Of a datagram socket: name and value of each, in the two halves of a word. Of a stream:
+/// 16 numbers, see [`number`].
+#[derive(Debug, Default)]
 #[repr(C)]
 pub struct Kept([AtomicU64; 8]);
 
+/// Numbers of a stream in [`Kept`]. Numbers 0 and 1 are bits of the application's own.
+pub mod number {
+    /// `IP_TOS`, `IPV6_TCLASS`: of packets of either family.
+    pub const TOS: usize = 2;
+    pub const TCLASS: usize = 3;
+    /// `IP_TTL`, `IPV6_UNICAST_HOPS`.
+    pub const TTL: usize = 4;
+    pub const HOPS: usize = 5;
+    /// `TCP_MAXSEG`.
+    pub const MAXSEG: usize = 6;
+    /// `SO_RCVLOWAT`.
+    pub const RCVLOWAT: usize = 7;
+    /// `TCP_DEFER_ACCEPT`, in seconds.
+    pub const DEFER_ACCEPT: usize = 10;
+    /// `TCP_LINGER2`, in seconds.
+    pub const LINGER2: usize = 11;
+    /// `TCP_USER_TIMEOUT`, in milliseconds.
+    pub const USER_TIMEOUT: usize = 12;
+    /// `TCP_SYNCNT`.
+    pub const SYNCNT: usize = 13;
+    /// `SO_LINGER`, in seconds.
+    pub const LINGER: usize = 14;
+    /// `TCP_CONGESTION`: which of the names that the stack has.
+    pub const CONGESTION: usize = 15;
+
+    /// A value as it is kept: 0 is none, and -1 can be kept.
+    pub const fn encode(value: u32) -> u32 {
+        value.wrapping_add(2)
+    }
+
+    /// The value that is kept; `None` for the default.
+    pub const fn decode(kept: u32) -> Option<u32> {
+        if kept == 0 { None } else { Some(kept.wrapping_sub(2)) }
+    }
+}
+
 impl Kept {
+    /// A number of a stream.
+    pub fn number(&self, at: usize) -> u32 {
+        self.0.get(at / 2).map_or(0, |word| (word.load(Ordering::Relaxed) >> (at % 2 * 32)) as u32)
+    }
+
+    /// Changes a number of a stream.
+    pub fn change(&self, at: usize, change: impl Fn(u32) -> u32) {
+        let shift = at % 2 * 32;
+        let Some(word) = self.0.get(at / 2) else { return };
+        let new = |old: u64| {
+            let number = change((old >> shift) as u32);
+            old & !(u64::from(u32::MAX) << shift) | u64::from(number) << shift
+        };
+        let mut old = word.load(Ordering::Relaxed);
+        while let Err(now) = word.compare_exchange(old, new(old), Ordering::Relaxed, Ordering::Relaxed) {
+            old = now;
+        }
+    }
+
     /// The value of an option; `None` when it was not set. Names are not 0.
     pub fn get(&self, name: u32) -> Option<u32> {
         let words = self.0.iter().map(|word| word.load(Ordering::Relaxed));
@@ -221,7 +279,9 @@ impl Wishes {
     fn words(&self) -> impl Iterator<Item = &AtomicU32> {
         let Self { options, keep_idle, keep_interval, keep_count, told, untold, .. } = self;
         let numbers = [options, keep_idle, keep_interval, keep_count, told, untold];
-        numbers.into_iter().chain([&self.leftover, &self.moving, &self.gates]).chain(&self.rest)
+        let sizes = [&self.send_buffer, &self.receive_buffer];
+        let counts = [&self.leftover, &self.moving, &self.gates];
+        numbers.into_iter().chain(counts).chain(sizes).chain(&self.rest)
     }
 }
 

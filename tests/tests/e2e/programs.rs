@@ -32,7 +32,7 @@ fn ending() {
 
 #[test]
 fn epoll() {
-    same_twice("epoll", 140);
+    same_twice("epoll", 139);
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn exhausted() {
 
 #[test]
 fn files() {
-    same_twice("files", 76);
+    same_twice("files", 75);
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn listen() {
 
 #[test]
 fn options() {
-    same_twice("options", 238);
+    same_twice("options", 352);
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn processes() {
 
 #[test]
 fn servers() {
-    same_twice("servers", 50);
+    same_twice("servers", 49);
 }
 
 #[test]

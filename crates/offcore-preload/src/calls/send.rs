@@ -123,6 +123,7 @@ unsafe fn addressed(
     fd: c_int,
     to: *const sockaddr,
     len: socklen_t,
+    how: c_int,
 ) -> Result<Option<(Session, Option<SocketAddr>)>, Errno> {
     let address = |v6| match to.is_null() {
         true => Ok(None),
@@ -139,6 +140,7 @@ unsafe fn addressed(
                 Decided::Kernel | Decided::Loopback(_) => return Ok(None),
             }
         }
+        Target::Undecided(_) if how & libc::MSG_FASTOPEN != 0 => return Err(libc::EOPNOTSUPP),
         _ => return Ok(None),
     };
     // A stream's address makes no difference.
@@ -156,7 +158,7 @@ pub(super) unsafe extern "C" fn sendto(
     to_len: socklen_t,
 ) -> ssize_t {
     // SAFETY: the caller's promise.
-    match unsafe { addressed(fd, to, to_len) } {
+    match unsafe { addressed(fd, to, to_len, how) } {
         Ok(Some((session, to))) => {
             // SAFETY: the caller's promise.
             sys::returned(unsafe { give(&session, Buffers::one(&buffer(from, len)), how, to) })
@@ -173,7 +175,8 @@ pub(super) unsafe extern "C" fn sendto(
 /// The header's addresses are the program's to be read.
 unsafe fn message(fd: c_int, header: &msghdr, how: c_int) -> Result<Option<usize>, Errno> {
     // SAFETY: the caller's promise.
-    let Some((session, to)) = (unsafe { addressed(fd, header.msg_name.cast(), header.msg_namelen) })? else {
+    let Some((session, to)) = (unsafe { addressed(fd, header.msg_name.cast(), header.msg_namelen, how) })?
+    else {
         return Ok(None);
     };
     // SAFETY: the caller's promise.

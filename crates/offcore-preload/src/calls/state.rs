@@ -7,11 +7,13 @@ use libc::socklen_t;
 use offcore_session::slot::{state, wish};
 
 use crate::address::{self, End};
+use crate::decide;
 use crate::options;
 use crate::real;
-use crate::session::{self, Session};
+use crate::session::{self, Session, Target};
+use crate::stream_options;
 use crate::sys::{self, Errno};
-use crate::table;
+use crate::table::{self, Kind};
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
@@ -73,13 +75,27 @@ pub(super) unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    match session::get(fd) {
-        Some(session) => {
+    let checked = match session::find(fd) {
+        Target::Session(session) => {
             // SAFETY: the caller's promise.
-            sys::returned_int(unsafe { options::set(&session, level, name, value, len) }.map(|()| 0))
+            return sys::returned_int(unsafe { options::set(&session, level, name, value, len) }.map(|()| 0));
         }
-        // SAFETY: the caller's promise.
-        None => unsafe { real::setsockopt(fd, level, name, value, len) },
+        Target::Undecided(entry) if entry.kind == Kind::OpenStream => {
+            // SAFETY: the caller's promise.
+            unsafe { stream_options::check(entry.v6, level, name, value, len) }.map(|()| Some(entry))
+        }
+        _ => Ok(None),
+    };
+    match checked {
+        Ok(open) => {
+            // SAFETY: the caller's promise.
+            let done = unsafe { real::setsockopt(fd, level, name, value, len) };
+            if let Some(entry) = open.filter(|_| done == 0) {
+                decide::note_options(fd, entry);
+            }
+            done
+        }
+        Err(error) => sys::returned_int(Err(error)),
     }
 }
 

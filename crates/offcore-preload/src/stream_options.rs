@@ -1,0 +1,518 @@
+//! Options of TCP sockets: which of them there are, on the stack and before it is known where a socket goes.
+//!
+//! One rule: an option works as on Linux, or it fails as on a Linux that lacks it. The tables below name the options that
+//! there are, besides those of [`crate::options`]. Of any other one only the value that it has anyway can be set.
+//!
+//! The kernel checks each value, on a socket that is made for that. A socket that is not decided keeps its options in the
+//! kernel; a session has them in its slot, where `getsockopt` and the stack find them.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use libc::socklen_t;
+use offcore_session::slot::{Kept, Slot, number};
+
+use crate::sys::{self, Errno};
+
+use libc::{IPPROTO_IP as IP, IPPROTO_IPV6 as IPV6, IPPROTO_TCP as TCP, SOL_SOCKET as SOCKET};
+
+/// Switches that have an effect; the others have none on a TCP socket of Linux either.
+#[cfg(test)]
+const EFFECTIVE: usize = 10;
+
+/// Which buffers have a size that the program has set.
+const SO_BUF_LOCK: c_int = 72;
+
+/// An option of two values, and the one that is not its default. The slot has a bit of it.
+type Switch = (c_int, c_int, c_int);
+
+const SWITCHES: [Switch; 39] = [
+    (SOCKET, libc::SO_REUSEADDR, 1),
+    (SOCKET, libc::SO_REUSEPORT, 1),
+    (SOCKET, libc::SO_OOBINLINE, 1),
+    (IP, libc::IP_FREEBIND, 1),
+    (IPV6, 78, 1), // IPV6_FREEBIND
+    (IP, libc::IP_BIND_ADDRESS_NO_PORT, 1),
+    (TCP, libc::TCP_QUICKACK, 0),
+    (TCP, libc::TCP_CORK, 1),
+    (IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO),
+    (IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO),
+    (SOCKET, libc::SO_DEBUG, 1),
+    (SOCKET, libc::SO_BROADCAST, 1),
+    (SOCKET, libc::SO_NO_CHECK, 1),
+    (SOCKET, libc::SO_RXQ_OVFL, 1),
+    (SOCKET, libc::SO_SELECT_ERR_QUEUE, 1),
+    (IP, libc::IP_RECVOPTS, 1),
+    (IP, libc::IP_RETOPTS, 1),
+    (IP, libc::IP_PKTINFO, 1),
+    (IP, libc::IP_RECVTTL, 1),
+    (IP, libc::IP_RECVTOS, 1),
+    (IP, libc::IP_PASSSEC, 1),
+    (IP, libc::IP_ORIGDSTADDR, 1),
+    (IP, libc::IP_CHECKSUM, 1),
+    (IP, libc::IP_MULTICAST_LOOP, 0),
+    (IP, libc::IP_MULTICAST_ALL, 0),
+    (IPV6, libc::IPV6_MULTICAST_LOOP, 0),
+    (IPV6, 29, 0), // IPV6_MULTICAST_ALL
+    (IPV6, libc::IPV6_RECVPKTINFO, 1),
+    (IPV6, libc::IPV6_RECVHOPLIMIT, 1),
+    (IPV6, libc::IPV6_RECVHOPOPTS, 1),
+    (IPV6, libc::IPV6_RECVRTHDR, 1),
+    (IPV6, libc::IPV6_RECVDSTOPTS, 1),
+    (IPV6, libc::IPV6_RECVTCLASS, 1),
+    (IPV6, libc::IPV6_RECVPATHMTU, 1),
+    (IPV6, libc::IPV6_DONTFRAG, 1),
+    (IPV6, 2, 1),  // IPV6_2292PKTINFO
+    (IPV6, 8, 1),  // IPV6_2292HOPLIMIT
+    (IPV6, 74, 1), // IPV6_ORIGDSTADDR
+    (IPV6, 11, 1), // IPV6_FLOWINFO
+];
+
+/// Options that are numbers, and which of the slot's.
+const NUMBERS: [(c_int, c_int, usize); 10] = [
+    (IP, libc::IP_TOS, number::TOS),
+    (IPV6, libc::IPV6_TCLASS, number::TCLASS),
+    (IP, libc::IP_TTL, number::TTL),
+    (IPV6, libc::IPV6_UNICAST_HOPS, number::HOPS),
+    (TCP, libc::TCP_MAXSEG, number::MAXSEG),
+    (SOCKET, libc::SO_RCVLOWAT, number::RCVLOWAT),
+    (TCP, libc::TCP_DEFER_ACCEPT, number::DEFER_ACCEPT),
+    (TCP, libc::TCP_LINGER2, number::LINGER2),
+    (TCP, libc::TCP_USER_TIMEOUT, number::USER_TIMEOUT),
+    (TCP, libc::TCP_SYNCNT, number::SYNCNT),
+];
+
+/// Options that [`crate::options`] has.
+const OTHERS: [(c_int, c_int); 16] = [
+    (SOCKET, libc::SO_KEEPALIVE),
+    (SOCKET, libc::SO_LINGER),
+    (SOCKET, libc::SO_RCVTIMEO),
+    (SOCKET, libc::SO_SNDTIMEO),
+    (SOCKET, 66), // SO_RCVTIMEO_NEW
+    (SOCKET, 67), // SO_SNDTIMEO_NEW
+    (SOCKET, libc::SO_SNDBUF),
+    (SOCKET, libc::SO_RCVBUF),
+    (SOCKET, libc::SO_SNDBUFFORCE),
+    (SOCKET, libc::SO_RCVBUFFORCE),
+    (TCP, libc::TCP_NODELAY),
+    (TCP, libc::TCP_KEEPIDLE),
+    (TCP, libc::TCP_KEEPINTVL),
+    (TCP, libc::TCP_KEEPCNT),
+    (TCP, libc::TCP_CONGESTION),
+    (IPV6, libc::IPV6_V6ONLY),
+];
+
+/// What is said of an option that there is not, where a Linux without it says something else than `ENOPROTOOPT`.
+const ABSENT: [(c_int, c_int, Errno); 10] = [
+    // The stack has none of the kernel's interfaces.
+    (SOCKET, libc::SO_BINDTODEVICE, libc::ENODEV),
+    (SOCKET, libc::SO_BINDTOIFINDEX, libc::ENODEV),
+    (SOCKET, libc::SO_ZEROCOPY, libc::EOPNOTSUPP),
+    (SOCKET, libc::SO_PEEK_OFF, libc::EOPNOTSUPP),
+    (IP, 50, libc::EADDRNOTAVAIL),   // IP_UNICAST_IF
+    (IPV6, 76, libc::EADDRNOTAVAIL), // IPV6_UNICAST_IF
+    (IP, libc::IP_MTU_DISCOVER, libc::EINVAL),
+    (IPV6, libc::IPV6_MTU_DISCOVER, libc::EINVAL),
+    (TCP, libc::TCP_ULP, libc::ENOENT),
+    (TCP, libc::TCP_FASTOPEN_CONNECT, libc::EOPNOTSUPP),
+];
+
+/// Names of congestion control that the stack has.
+const CONGESTION: [&[u8]; 2] = [b"cubic", b"reno"];
+
+/// Where the slot has an option.
+#[derive(Clone, Copy)]
+enum Row {
+    Switch(usize, c_int),
+    Number(usize),
+}
+
+fn row(level: c_int, name: c_int) -> Option<Row> {
+    let switch = SWITCHES.iter().position(|(l, n, _)| (*l, *n) == (level, name));
+    let switch = switch.map(|at| Row::Switch(at, SWITCHES[at].2));
+    let number = || NUMBERS.iter().find(|(l, n, _)| (*l, *n) == (level, name));
+    switch.or_else(|| number().map(|(_, _, at)| Row::Number(*at)))
+}
+
+/// All options that a slot keeps.
+fn rows() -> impl Iterator<Item = (c_int, c_int, Row)> {
+    let switches = SWITCHES.iter().enumerate();
+    let switches = switches.map(|(at, (level, name, other))| (*level, *name, Row::Switch(at, *other)));
+    switches.chain(NUMBERS.iter().map(|(level, name, at)| (*level, *name, Row::Number(*at))))
+}
+
+impl Row {
+    /// The value in a slot; `None` for the default.
+    fn of(self, kept: &Kept) -> Option<c_int> {
+        match self {
+            Self::Switch(at, other) => (kept.number(at / 32) & 1 << (at % 32) != 0).then_some(other),
+            Self::Number(at) => number::decode(kept.number(at)).map(|value| value as c_int),
+        }
+    }
+
+    /// Keeps a value; `None` is the default.
+    fn keep(self, kept: &Kept, value: Option<c_int>) {
+        match self {
+            Self::Switch(at, other) => {
+                let (word, bit) = (at / 32, 1 << (at % 32));
+                let on = value == Some(other);
+                kept.change(word, |bits| if on { bits | bit } else { bits & !bit });
+            }
+            Self::Number(at) => {
+                kept.change(at, |_| value.map_or(0, |value| number::encode(value as u32)));
+            }
+        }
+    }
+}
+
+/// Whether a socket's option can be set to that, by the stack. The kernel checks the value, too.
+///
+/// # Errors
+/// The kernel's, on a new socket; or that of a Linux which lacks the option, or the value.
+///
+/// # Safety
+/// `value` is of `len` bytes.
+pub(crate) unsafe fn check(
+    v6: bool,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> Result<(), Errno> {
+    if (level, name) == (TCP, libc::TCP_CONGESTION) {
+        // SAFETY: the caller's promise.
+        return unsafe { congestion(value, len) }.map(drop);
+    }
+    let number = (len as usize >= size_of::<c_int>() && !value.is_null())
+        // SAFETY: as long, as checked.
+        .then(|| unsafe { value.cast::<c_int>().read_unaligned() });
+    let discovers = matches!((level, name), (IP, libc::IP_MTU_DISCOVER) | (IPV6, libc::IPV6_MTU_DISCOVER));
+    let is_there = match discovers {
+        true => {
+            number.is_some_and(|number| (libc::IP_PMTUDISC_WANT..=libc::IP_PMTUDISC_DO).contains(&number))
+        }
+        false => row(level, name).is_some() || OTHERS.contains(&(level, name)),
+    };
+    if is_there {
+        return Ok(());
+    }
+    let fresh = Fresh::new(v6)?;
+    let before = sys::socket_option(fresh.0, level, name, 0 as c_int);
+    // SAFETY: the caller's promise.
+    unsafe { sys::setsockopt(fresh.0, level, name, value, len as usize) }?;
+    // SAFETY: as long, as checked.
+    let nothing =
+        len == 0 || level == SOCKET && name == libc::SO_BINDTODEVICE && unsafe { *value.cast::<u8>() } == 0;
+    let same = len as usize == size_of::<c_int>() && before.is_some() && before == number;
+    if nothing || same {
+        return Ok(());
+    }
+    let other = ABSENT.iter().find(|(l, n, _)| (*l, *n) == (level, name));
+    Err(other.map_or(libc::ENOPROTOOPT, |(_, _, error)| *error))
+}
+
+/// Which congestion control a name is.
+///
+/// # Safety
+/// `value` is of `len` bytes.
+pub(crate) unsafe fn congestion(value: *const c_void, len: socklen_t) -> Result<usize, Errno> {
+    if len == 0 {
+        return Err(libc::EINVAL);
+    }
+    if value.is_null() {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: the caller's promise; the kernel, too, looks at 15 bytes.
+    let name = unsafe { core::slice::from_raw_parts(value.cast::<u8>(), (len as usize).min(15)) };
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    CONGESTION.iter().position(|known| *known == name).ok_or(libc::ENOENT)
+}
+
+/// The name of a congestion control by its number.
+pub(crate) fn congestion_name(which: u32) -> Option<&'static [u8]> {
+    CONGESTION.get(which as usize).copied()
+}
+
+/// Sets an option of a session, which the slot keeps.
+///
+/// # Errors
+/// See [`check`].
+///
+/// # Safety
+/// `value` is of `len` bytes.
+pub(crate) unsafe fn set(
+    kept: &Kept,
+    v6: bool,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { check(v6, level, name, value, len) }?;
+    let Some(row) = row(level, name) else { return Ok(()) };
+    let fresh = Fresh::new(v6)?;
+    let usual = sys::int_option(fresh.0, level, name);
+    // SAFETY: the caller's promise.
+    unsafe { sys::setsockopt(fresh.0, level, name, value, len as usize) }?;
+    let now = sys::int_option(fresh.0, level, name);
+    row.keep(kept, (now != usual).then_some(now));
+    Ok(())
+}
+
+/// The value of an option that is not its default.
+pub(crate) fn get(kept: &Kept, level: c_int, name: c_int) -> Option<c_int> {
+    row(level, name)?.of(kept)
+}
+
+/// What a socket of the kernel's has that is not the default.
+pub(crate) fn of_kernel(fd: c_int, v6: bool) -> Kept {
+    let kept = Kept::default();
+    for (at, (level, name, row)) in rows().enumerate().filter(|(_, (level, ..))| v6 || *level != IPV6) {
+        let now = sys::int_option(fd, level, name);
+        row.keep(&kept, (now != usual(at, v6, level, name)).then_some(now));
+    }
+    let none = libc::linger { l_onoff: 0, l_linger: 0 };
+    let linger = sys::socket_option(fd, SOCKET, libc::SO_LINGER, none).filter(|linger| linger.l_onoff != 0);
+    kept.change(number::LINGER, |_| linger.map_or(0, |linger| linger.l_linger.max(0) as u32 + 1));
+    let name = sys::socket_option(fd, TCP, libc::TCP_CONGESTION, [0u8; 16]).unwrap_or_default();
+    // SAFETY: it has so many bytes.
+    let which = unsafe { congestion(name.as_ptr().cast(), name.len() as socklen_t) };
+    let which = which.ok().filter(|which| *which > 0);
+    kept.change(number::CONGESTION, |_| which.map_or(0, |which| number::encode(which as u32)));
+    kept
+}
+
+/// Bytes of payload that the send and the receive buffer of a socket of the kernel's are for; 0 for one that the program has not
+/// set. Linux doubles what it is told, for what it needs itself.
+pub(crate) fn buffers(fd: c_int, v6: bool) -> [u32; 2] {
+    // Linux before 5.14 does not tell which it was told.
+    let told = sys::socket_option(fd, SOCKET, SO_BUF_LOCK, 0 as c_int);
+    let fresh = Fresh::new(v6);
+    [(libc::SO_SNDBUF, 1), (libc::SO_RCVBUF, 2)].map(|(name, bit)| {
+        let bytes = sys::int_option(fd, SOCKET, name);
+        let usual = || fresh.as_ref().is_ok_and(|fresh| sys::int_option(fresh.0, SOCKET, name) == bytes);
+        let is_set = told.map_or_else(|| !usual(), |told| told & bit != 0);
+        if is_set { bytes as u32 / 2 } else { 0 }
+    })
+}
+
+/// The size of a buffer in bytes of payload that the kernel makes of an option.
+///
+/// # Errors
+/// The kernel's.
+///
+/// # Safety
+/// `value` is of `len` bytes.
+pub(crate) unsafe fn buffer_of(
+    v6: bool,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> Result<u32, Errno> {
+    let fresh = Fresh::new(v6)?;
+    // SAFETY: the caller's promise.
+    unsafe { sys::setsockopt(fresh.0, SOCKET, name, value, len as usize) }?;
+    let sends = matches!(name, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE);
+    let name = if sends { libc::SO_SNDBUF } else { libc::SO_RCVBUF };
+    Ok(sys::int_option(fresh.0, SOCKET, name) as u32 / 2)
+}
+
+/// Gives a new socket of the kernel's what a slot keeps.
+pub(crate) fn give_back(slot: &Slot, fd: c_int) {
+    let Slot { kept, wishes, .. } = slot;
+    for (level, name, value) in [
+        (SOCKET, libc::SO_SNDBUF, &wishes.send_buffer),
+        (SOCKET, libc::SO_RCVBUF, &wishes.receive_buffer),
+        (TCP, libc::TCP_KEEPIDLE, &wishes.keep_idle),
+        (TCP, libc::TCP_KEEPINTVL, &wishes.keep_interval),
+        (TCP, libc::TCP_KEEPCNT, &wishes.keep_count),
+    ] {
+        match value.load(Ordering::Relaxed) {
+            0 => {}
+            value => drop(sys::set_int_option(fd, level, name, value as c_int)),
+        }
+    }
+    let linger = kept.number(number::LINGER) as c_int;
+    if linger > 0 {
+        let linger = libc::linger { l_onoff: 1, l_linger: linger - 1 };
+        let (at, len) = ((&raw const linger).cast(), size_of::<libc::linger>());
+        // SAFETY: a value that lives until the call returns.
+        let _ = unsafe { sys::setsockopt(fd, SOCKET, libc::SO_LINGER, at, len) };
+    }
+    if let Some(name) = number::decode(kept.number(number::CONGESTION)).and_then(congestion_name) {
+        // SAFETY: a value that lives until the call returns.
+        let _ = unsafe { sys::setsockopt(fd, TCP, libc::TCP_CONGESTION, name.as_ptr().cast(), name.len()) };
+    }
+    for (level, name, row) in rows() {
+        if let Some(value) = row.of(kept) {
+            let _ = sys::set_int_option(fd, level, name, value);
+        }
+    }
+}
+
+/// The value that a new socket has of an option, the `at`th of all.
+fn usual(at: usize, v6: bool, level: c_int, name: c_int) -> c_int {
+    const KNOWN: u64 = 1 << 32;
+    static USUAL: [[AtomicU64; SWITCHES.len() + NUMBERS.len()]; 2] =
+        [const { [const { AtomicU64::new(0) }; SWITCHES.len() + NUMBERS.len()] }; 2];
+    let word = &USUAL[usize::from(v6)][at];
+    let known = word.load(Ordering::Relaxed);
+    if known & KNOWN != 0 {
+        return known as c_int;
+    }
+    let value = Fresh::new(v6).map_or(0, |fresh| sys::int_option(fresh.0, level, name));
+    word.store(KNOWN | u64::from(value as u32), Ordering::Relaxed);
+    value
+}
+
+/// A new socket of the kernel's, which is closed when this is dropped.
+struct Fresh(c_int);
+
+impl Fresh {
+    fn new(v6: bool) -> Result<Self, Errno> {
+        let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+        sys::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC).map(Self)
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        let _ = sys::close(self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+
+    use super::*;
+
+    const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/exec.md");
+    /// What headers define beside options: constants of these beginnings.
+    const OTHER_NAMES: [&str; 13] = [
+        "IPV6_FL_",
+        "IP_PMTUDISC_",
+        "IP_DEFAULT_",
+        "IP_MAX_",
+        "IPV6_PMTUDISC_",
+        "IPV6_TLV_",
+        "IPV6_PREFER_",
+        "IPV6_PRIORITY_",
+        "IPV6_FLOWINFO_",
+        "TCP_MSS_",
+        "TCP_REPAIR_O",
+        "TCP_AO_",
+        "TCP_MD5SIG_MAXKEYLEN",
+    ];
+
+    /// Options that a header of Linux names: level, name and number.
+    fn options(header: &str, prefixes: &[(&str, c_int)]) -> Vec<(c_int, String, c_int)> {
+        let text = fs::read_to_string(format!("/usr/include/{header}")).unwrap();
+        let define = |line: &str| {
+            let mut words = line.strip_prefix("#define")?.split_whitespace();
+            let (name, number) = (words.next()?, words.next()?.parse().ok()?);
+            let (_, level) = prefixes.iter().find(|(prefix, _)| name.starts_with(prefix))?;
+            let other =
+                OTHER_NAMES.iter().any(|other| name.starts_with(other)) && name != "IPV6_FLOWINFO_SEND";
+            (!other).then(|| (*level, name.to_owned(), number))
+        };
+        let found: Vec<_> = text.lines().filter_map(define).collect();
+        assert!(found.len() > 20, "{header}: {found:?}");
+        found
+    }
+
+    /// What becomes of an option that is set to another value than its default.
+    fn tried(v6: bool, level: c_int, name: c_int) -> Result<(), Errno> {
+        let fresh = Fresh::new(v6).unwrap();
+        let value: c_int = match (level, name) {
+            (TCP, libc::TCP_MAXSEG) => 1000,
+            (IP, libc::IP_MTU_DISCOVER) | (IPV6, libc::IPV6_MTU_DISCOVER) => libc::IP_PMTUDISC_DO,
+            _ if sys::int_option(fresh.0, level, name) == 1 => 0,
+            _ => 1,
+        };
+        let (at, len) = ((&raw const value).cast(), size_of::<c_int>());
+        // SAFETY: a value that lives until the calls return.
+        unsafe {
+            check(v6, level, name, at, len as socklen_t)?;
+            sys::setsockopt(fresh.0, level, name, at, len).map(drop)
+        }
+    }
+
+    /// What the documentation is to say of an option.
+    fn group(level: c_int, name: &str, number: c_int) -> &'static str {
+        /// They are structures.
+        const STRUCTURES: [&str; 4] = ["SO_LINGER", "SO_RCVTIMEO", "SO_SNDTIMEO", "TCP_CONGESTION"];
+        /// Without an effect as yet.
+        const YET: [&str; 14] = [
+            "SO_SNDBUFFORCE",
+            "SO_RCVBUFFORCE",
+            "IP_TOS",
+            "IPV6_TCLASS",
+            "IP_TTL",
+            "IPV6_UNICAST_HOPS",
+            "TCP_MAXSEG",
+            "SO_RCVLOWAT",
+            "TCP_DEFER_ACCEPT",
+            "TCP_LINGER2",
+            "TCP_QUICKACK",
+            "TCP_CONGESTION",
+            "SO_SNDBUF",
+            "SO_RCVBUF",
+        ];
+        let v6 = level == IPV6;
+        let fresh = Fresh::new(v6).unwrap();
+        let reads = sys::socket_option(fresh.0, level, number, 0 as c_int).is_some();
+        let without_effect = SWITCHES[EFFECTIVE..].iter().any(|(l, n, _)| (*l, *n) == (level, number));
+        match tried(v6, level, number) {
+            _ if YET.contains(&name) => "Have none yet",
+            Ok(()) if without_effect => "Have none",
+            _ if STRUCTURES.iter().any(|start| name.starts_with(start)) => "Have their effect",
+            Ok(()) => "Have their effect",
+            Err(libc::ENOPROTOOPT) if reads && sys::set_int_option(fresh.0, level, number, 1).is_err() => {
+                "Can be read"
+            }
+            Err(_) => "Fail",
+        }
+    }
+
+    /// The documentation says of every option of Linux what becomes of it.
+    #[test]
+    fn every_option_is_in_the_documentation() {
+        let all = [
+            options("asm-generic/socket.h", &[("SO_", SOCKET)]),
+            options("linux/in.h", &[("IP_", IP)]),
+            options("linux/in6.h", &[("IPV6_", IPV6)]),
+            options("linux/tcp.h", &[("TCP_", TCP)]),
+        ];
+        let mut rows: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for (level, name, number) in all.into_iter().flatten() {
+            let fresh = Fresh::new(level == IPV6).unwrap();
+            let absent = sys::set_int_option(fresh.0, level, number, 1) == Err(libc::ENOPROTOOPT)
+                && sys::socket_option(fresh.0, level, number, 0 as c_int).is_none();
+            let group = group(level, &name, number);
+            // A kernel that lacks an option shows nothing.
+            if group == "Fail" || !absent {
+                rows.entry(group).or_default().push(format!("`{name}`"));
+            }
+        }
+        let docs = fs::read_to_string(DOCS).unwrap();
+        let cell = |group: &str| {
+            let row = docs.lines().find(|line| line.starts_with(&format!("| {group} |"))).unwrap_or_default();
+            row.rsplit('|').nth(1).unwrap_or_default().split(',').map(str::trim).collect::<Vec<_>>()
+        };
+        let mut wrong = String::new();
+        for (group, names) in rows {
+            let mut listed = cell(group);
+            if group == "Can be read" || group == "Fail" {
+                // Which of both it is differs among kernels.
+                listed.extend(cell(if group == "Fail" { "Can be read" } else { "Fail" }));
+            }
+            if names.iter().any(|name| !listed.contains(&name.as_str())) {
+                wrong += &format!("| {group} | {} |\n", names.join(", "));
+            }
+        }
+        assert!(wrong.is_empty(), "docs/exec.md should have these rows:\n{wrong}");
+    }
+}
