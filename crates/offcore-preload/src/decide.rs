@@ -123,6 +123,7 @@ impl Options {
         let linger = sys::socket_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, none).unwrap_or(none);
         for (bit, on) in [
             (wish::NO_DELAY, sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) != 0),
+            (wish::CORK, sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_CORK) != 0),
             (wish::KEEP_ALIVE, sys::int_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE) != 0),
             (wish::RESET, linger.l_onoff != 0 && linger.l_linger == 0),
         ] {
@@ -148,6 +149,7 @@ impl Options {
         }
         if self.wishes != 0 {
             wishes.options.fetch_or(self.wishes, Ordering::AcqRel);
+            session.slot.inherit_cork();
             session.mark();
         }
     }
@@ -445,6 +447,7 @@ pub(crate) fn reopen(session: &Session) -> Result<Entry, Errno> {
     let wanted = session.slot.wishes.options.load(Ordering::Relaxed);
     for (bit, level, name) in [
         (wish::NO_DELAY, libc::IPPROTO_TCP, libc::TCP_NODELAY),
+        (wish::CORK, libc::IPPROTO_TCP, libc::TCP_CORK),
         (wish::KEEP_ALIVE, libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     ] {
         let on = c_int::from(wanted & bit != 0);

@@ -163,11 +163,21 @@ pub(crate) unsafe fn set(
         }
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY) if session.is_datagrams() => return Err(libc::EOPNOTSUPP),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) if !session.is_datagrams() => {
-            session.wish(wish::NO_DELAY, number()? != 0);
+            let on = number()? != 0;
+            session.wish(wish::NO_DELAY, on);
+            if on {
+                // As in Linux, each call with a value other than 0 pushes corked data.
+                session.slot.push();
+                session.mark();
+            }
         }
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => return count(&wishes.keep_idle, 32_767),
         (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => return count(&wishes.keep_interval, 32_767),
         (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => return count(&wishes.keep_count, 127),
+        (libc::IPPROTO_TCP, libc::TCP_CORK) if !session.is_datagrams() => {
+            session.slot.cork(number()? != 0);
+            session.mark();
+        }
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => {
             number()?;
             return Err(if session.entry.v6 { libc::EINVAL } else { libc::ENOPROTOOPT });
@@ -265,6 +275,7 @@ pub(crate) unsafe fn get(
             wishes.receive_buffer.load(Ordering::Relaxed) as c_int * 2
         }
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) if !session.is_datagrams() => wants(wish::NO_DELAY),
+        (libc::IPPROTO_TCP, libc::TCP_CORK) if !session.is_datagrams() => wants(wish::CORK),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => kept(&wishes.keep_idle, 7200),
         (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => kept(&wishes.keep_interval, 75),
         (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => kept(&wishes.keep_count, 9),

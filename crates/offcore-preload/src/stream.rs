@@ -136,9 +136,15 @@ pub(crate) unsafe fn send(session: &Session, buffers: Buffers<'_>, how: c_int) -
 }
 
 /// Sends as `sendfile` does: what the file has, from `position` on, or (-1) from where it is.
-pub(crate) fn send_file(session: &Session, file: c_int, position: i64, len: usize) -> Result<usize, Errno> {
+pub(crate) fn send_file(
+    session: &Session,
+    file: c_int,
+    position: i64,
+    len: usize,
+    how: c_int,
+) -> Result<usize, Errno> {
     // SAFETY: there are no buffers.
-    unsafe { send_from(session, Source::File(file, position), len, 0) }
+    unsafe { send_from(session, Source::File(file, position), len, how) }
 }
 
 /// # Safety
@@ -156,7 +162,7 @@ unsafe fn send_from(session: &Session, source: Source<'_>, len: usize, how: c_in
         let mut ended = false;
         if is_open {
             // SAFETY: the caller's promise.
-            match unsafe { put(session, source, done, len) } {
+            match unsafe { put(session, source, done, len, how & libc::MSG_MORE != 0) } {
                 Ok(Put { done: here, end, interrupts }) => {
                     done += here;
                     ended = end;
@@ -223,21 +229,30 @@ struct Put {
     interrupts: bool,
 }
 
-/// Writes as much as there is room for, from byte `skip` of `len` on. The gate is closed when that is not all.
+/// Writes as much as there is room for, from byte `skip` of `len` on; `more` is to follow. The gate is closed when that is not
+/// all.
 ///
 /// # Safety
 /// Buffers are the program's to be read.
-unsafe fn put(session: &Session, source: Source<'_>, skip: usize, len: usize) -> Result<Put, Errno> {
+unsafe fn put(
+    session: &Session,
+    source: Source<'_>,
+    skip: usize,
+    len: usize,
+    more: bool,
+) -> Result<Put, Errno> {
     let mut done = 0;
     let lock = Held::new(&session.slot.wishes.writing);
     loop {
         // SAFETY: the caller's promise.
-        let mut put = unsafe { put_once(session, &lock, source, skip + done, len) }?;
+        let mut put = unsafe { put_once(session, &lock, source, skip + done, len, more) }?;
         done += put.done;
         if skip + done < len && !put.end && !put.interrupts {
             session.close_gate();
+            // As in Linux, a full buffer is sent: it has no room for the data that a cork waits for.
+            session.slot.push();
             // SAFETY: the caller's promise.
-            put = unsafe { put_once(session, &lock, source, skip + done, len) }?;
+            put = unsafe { put_once(session, &lock, source, skip + done, len, more) }?;
             done += put.done;
         }
         // With some more room there may be still more: the gate may have been opened for that.
@@ -256,6 +271,7 @@ unsafe fn put_once(
     source: Source<'_>,
     skip: usize,
     len: usize,
+    more: bool,
 ) -> Result<Put, Errno> {
     let (least, most, _signals) = match source {
         // What several threads write in short calls is not mixed.
@@ -279,6 +295,9 @@ unsafe fn put_once(
     };
     if done < claim.len() {
         turn.cut(claim, done);
+    }
+    if more {
+        session.slot.expect_more(claim.from()..claim.from() + done as u64);
     }
     match end {
         Err(error) if done == 0 => Err(error),
@@ -374,10 +393,16 @@ fn may_wait(pipe: c_int, access: c_int, wait: bool) -> Result<bool, Errno> {
     }
 }
 
-/// Sends what a pipe has, as `splice` does: what is there, and not all of `len`.
-pub(crate) fn splice_in(session: &Session, from: c_int, len: usize, wait: bool) -> Result<usize, Errno> {
+/// Sends up to `len` bytes that a pipe holds now, as `splice` does. `more` is `SPLICE_F_MORE`.
+pub(crate) fn splice_in(
+    session: &Session,
+    from: c_int,
+    len: usize,
+    wait: bool,
+    more: bool,
+) -> Result<usize, Errno> {
     // What a pipe has not yet is waited for, so that it is known how much to take.
     sys::wait_for_input(from, may_wait(from, libc::O_RDONLY, wait)?)?;
     let there = sys::readable(from)?;
-    send_file(session, from, -1, len.min(there))
+    send_file(session, from, -1, len.min(there), if more { libc::MSG_MORE } else { 0 })
 }

@@ -18,7 +18,7 @@ use libc::{IPPROTO_IP as IP, IPPROTO_IPV6 as IPV6, IPPROTO_TCP as TCP, SOL_SOCKE
 
 /// Switches that have an effect; the others have none on a TCP socket of Linux either.
 #[cfg(test)]
-const EFFECTIVE: usize = 10;
+const EFFECTIVE: usize = 9;
 
 /// Which buffers have a size that the program has set.
 const SO_BUF_LOCK: c_int = 72;
@@ -26,7 +26,7 @@ const SO_BUF_LOCK: c_int = 72;
 /// An option of two values, and the one that is not its default. The slot has a bit of it.
 type Switch = (c_int, c_int, c_int);
 
-const SWITCHES: [Switch; 39] = [
+const SWITCHES: [Switch; 38] = [
     (SOCKET, libc::SO_REUSEADDR, 1),
     (SOCKET, libc::SO_REUSEPORT, 1),
     (SOCKET, libc::SO_OOBINLINE, 1),
@@ -34,7 +34,6 @@ const SWITCHES: [Switch; 39] = [
     (IPV6, 78, 1), // IPV6_FREEBIND
     (IP, libc::IP_BIND_ADDRESS_NO_PORT, 1),
     (TCP, libc::TCP_QUICKACK, 0),
-    (TCP, libc::TCP_CORK, 1),
     (IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO),
     (IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO),
     (SOCKET, libc::SO_DEBUG, 1),
@@ -83,7 +82,7 @@ const NUMBERS: [(c_int, c_int, usize); 10] = [
 ];
 
 /// Options that [`crate::options`] has.
-const OTHERS: [(c_int, c_int); 16] = [
+const OTHERS: [(c_int, c_int); 17] = [
     (SOCKET, libc::SO_KEEPALIVE),
     (SOCKET, libc::SO_LINGER),
     (SOCKET, libc::SO_RCVTIMEO),
@@ -95,6 +94,7 @@ const OTHERS: [(c_int, c_int); 16] = [
     (SOCKET, libc::SO_SNDBUFFORCE),
     (SOCKET, libc::SO_RCVBUFFORCE),
     (TCP, libc::TCP_NODELAY),
+    (TCP, libc::TCP_CORK),
     (TCP, libc::TCP_KEEPIDLE),
     (TCP, libc::TCP_KEEPINTVL),
     (TCP, libc::TCP_KEEPCNT),

@@ -25,6 +25,8 @@
 //! | 64 | 8 | application | `index`: receive: the head, up to which it is consumed; transmit: the tail, up to which it is written |
 //! | 72 | 4 | application | `writing`: transmit: 1 while the application uses what `limit` gave it |
 //! | 80 | 8 | application | `claims`: transmit: what its calls write just now: see [`crate::app::Turn`] |
+//! | 88 | 8 | application | `held_from`: transmit: from here on short segments wait for more data |
+//! | 96 | 8 | application | `held_to`: transmit: they wait while not more than this is written |
 //!
 //! **Order.** The stack stores `p0`, `small`, `table` and the table's entries, and then `edge` or `limit` with release
 //! ordering. The application loads `edge` or `limit` with acquire ordering, and the others only when that shows that
@@ -35,10 +37,16 @@
 //! other's: either the application sees the lower limit, or the stack sees `writing` and leaves the blocks where they
 //! are.
 //!
-//! The stack loads `index` and `writing` and nothing else, and never what it has stored itself.
+//! **More data to come** (`MSG_MORE`, `TCP_CORK`). The application stores `held_from` and `held_to` before the `index` of
+//! the bytes that they are about. So the stack, which loads them after `index`, never sends a short segment too early. A
+//! cork has no end: `held_to` is [`CORKED`].
+//!
+//! The stack loads `index`, `writing`, `held_from` and `held_to`. It never loads its own words.
 
 #[cfg(all(loom, test))]
 mod loom_model;
+
+use core::ops::Range;
 
 use crate::layout::NEVER;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
@@ -46,6 +54,8 @@ use crate::wake::Wake;
 
 /// Bytes of a slot.
 pub const SLOT: usize = 512;
+/// `held_to` while `TCP_CORK` is set.
+pub const CORKED: u64 = u64::MAX;
 
 /// A session's slot. Every byte is part of an atomic: a reference to it says nothing about who else writes to it.
 #[derive(Debug)]
@@ -146,6 +156,8 @@ pub mod wish {
     pub const END: u32 = 8;
     /// Nothing more is read.
     pub const NO_READ: u32 = 16;
+    /// `TCP_CORK`, set by [`Slot::cork`](super::Slot::cork).
+    pub const CORK: u32 = 32;
     /// In `told`: the error has been returned by a call.
     pub const ERROR_TOLD: u32 = 1;
     /// In `told`: a call has returned that it is connected.
@@ -299,7 +311,9 @@ pub(crate) struct Half {
     writing: AtomicU32,
     gap: AtomicU32,
     pub(crate) claims: AtomicU64,
-    app_rest: [AtomicU32; 10],
+    held_from: AtomicU64,
+    held_to: AtomicU64,
+    app_rest: [AtomicU32; 6],
 }
 
 // Loom's atomics are larger than what they stand for.
@@ -315,6 +329,7 @@ const _: () = {
     assert!(offset_of!(Half, small) == 24 && offset_of!(Half, table) == 28);
     assert!(offset_of!(Half, index) == 64 && offset_of!(Half, writing) == 72);
     assert!(offset_of!(Half, claims) == 80);
+    assert!(offset_of!(Half, held_from) == 88 && offset_of!(Half, held_to) == 96);
 };
 
 /// Where the bytes of a direction are: see [`crate::layout`].
@@ -358,6 +373,36 @@ impl Slot {
         (self.tx.index(), self.tx.edge())
     }
 
+    /// Sets or clears `TCP_CORK`: while set, a short last segment waits. The caller marks the session afterwards.
+    pub fn cork(&self, on: bool) {
+        if !on {
+            self.tx.held_to.store(0, Ordering::Release);
+            self.wishes.options.fetch_and(!wish::CORK, Ordering::AcqRel);
+        } else if self.wishes.options.fetch_or(wish::CORK, Ordering::AcqRel) & wish::CORK == 0 {
+            self.tx.hold(self.tx.index(), CORKED);
+        }
+    }
+
+    /// Has a cork that the options have from before the connection hold all of it.
+    pub fn inherit_cork(&self) {
+        if self.wishes.options.load(Ordering::Relaxed) & wish::CORK != 0 {
+            self.tx.hold(0, CORKED);
+        }
+    }
+
+    /// A call with `MSG_MORE` has written `range`. The caller stores the index afterwards.
+    pub fn expect_more(&self, range: Range<u64>) {
+        if self.tx.held_to.load(Ordering::Relaxed) != CORKED {
+            self.tx.hold(range.start, range.end);
+        }
+    }
+
+    /// Releases all data written so far from a cork (`TCP_NODELAY` was set, or the FIFO is full). The caller marks the session
+    /// afterwards.
+    pub fn push(&self) {
+        self.tx.held_from.store(self.tx.index(), Ordering::Release);
+    }
+
     /// Makes it the slot of a new session: nothing in either direction, no blocks.
     pub(crate) fn reset(&self) {
         for word in &self.kept.0 {
@@ -377,7 +422,8 @@ impl Slot {
 
 impl Half {
     fn reset(&self) {
-        for word in [&self.edge, &self.limit, &self.index, &self.claims].into_iter().chain(&self.stack_rest) {
+        let words = [&self.edge, &self.limit, &self.index, &self.claims, &self.held_from, &self.held_to];
+        for word in words.into_iter().chain(&self.stack_rest) {
             word.store(0, Ordering::Relaxed);
         }
         for word in [&self.writing, &self.gap].into_iter().chain(&self.app_rest) {
@@ -410,6 +456,32 @@ impl Half {
     #[inline(always)]
     pub(crate) fn index(&self) -> u64 {
         self.index.load(Ordering::Acquire)
+    }
+
+    /// From `from` on, or from where an earlier part begins that ends there, short segments wait while not more than `to` is
+    /// written.
+    fn hold(&self, from: u64, to: u64) {
+        if self.held_to.load(Ordering::Relaxed) != from {
+            self.held_from.store(from, Ordering::Relaxed);
+        }
+        self.held_to.store(to, Ordering::Release);
+    }
+
+    /// The application's index, and `held_from` and `held_to` as they were with it: not checked.
+    #[inline]
+    pub(crate) fn written(&self) -> (u64, Range<u64>) {
+        let mut index = self.index();
+        // An application that writes all the time is not waited for: a segment may be short then.
+        for _ in 0..2 {
+            let to = self.held_to.load(Ordering::Acquire);
+            let held = self.held_from.load(Ordering::Acquire)..to;
+            let now = self.index();
+            if now == index {
+                return (index, held);
+            }
+            index = now;
+        }
+        (index, 0..0)
     }
 
     /// The stack takes back what lies between `tail`, as far as it has seen data, and `limit`. `false`: the application

@@ -248,7 +248,7 @@ pub(super) unsafe extern "C" fn sendfile(
     let at = unsafe { position.as_ref() }.copied();
     let sent = match at {
         Some(at) if at < 0 => Err(libc::EINVAL),
-        at => stream::send_file(&session, from, at.unwrap_or(-1), count),
+        at => stream::send_file(&session, from, at.unwrap_or(-1), count, 0),
     };
     if let (Ok(sent), Some(at)) = (sent, at) {
         // SAFETY: the caller's promise.
@@ -288,6 +288,9 @@ pub(super) unsafe extern "C" fn splice(
         // One of both has to be a pipe.
         (Some(_), Some(_)) => sys::returned(Err(libc::EINVAL)),
         (Some(session), None) => sys::returned(stream::splice_out(&session, to, len, wait)),
-        (None, Some(session)) => sys::returned(stream::splice_in(&session, from, len, wait)),
+        (None, Some(session)) => {
+            let more = flags & libc::SPLICE_F_MORE != 0;
+            sys::returned(stream::splice_in(&session, from, len, wait, more))
+        }
     }
 }

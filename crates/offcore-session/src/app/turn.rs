@@ -33,6 +33,11 @@ pub struct Claim {
 }
 
 impl Claim {
+    /// Its first position.
+    pub fn from(&self) -> u64 {
+        self.from
+    }
+
     /// Bytes of it, at least 1.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {

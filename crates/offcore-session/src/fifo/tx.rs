@@ -1,5 +1,7 @@
 //! The transmit direction: the stack grants blocks, the application writes, the stack sends and frees.
 
+use std::ops::Range;
+
 use super::{Fifo, Misuse, Tx};
 use crate::arena::{Arena, Share};
 
@@ -35,12 +37,21 @@ impl Fifo<Tx> {
     /// [`Misuse::Tail`] when it goes back, or beyond the limit. Nothing has changed.
     #[inline]
     pub fn written(&mut self, arena: &Arena) -> Result<u64, Misuse> {
-        let tail = self.half(arena).index();
+        self.written_and_held(arena).map(|(tail, _)| tail)
+    }
+
+    /// The same, and the `held_from` and `held_to` that belong to it: see [`crate::slot`].
+    ///
+    /// # Errors
+    /// As [`Fifo::written`].
+    #[inline]
+    pub fn written_and_held(&mut self, arena: &Arena) -> Result<(u64, Range<u64>), Misuse> {
+        let (tail, held) = self.half(arena).written();
         if !(self.edge..=self.end).contains(&tail) {
             return Err(Misuse::Tail { found: tail, from: self.edge, to: self.end });
         }
         self.edge = tail;
-        Ok(tail)
+        Ok((tail, held))
     }
 
     /// The bytes below `upto` are acknowledged and no longer needed: frees their blocks and shows it. `upto` is at most

@@ -125,8 +125,8 @@ impl Conn {
 
     /// Looks how far the application has written.
     pub(super) fn written(&mut self, arena: &mut Arena, config: &Config) -> Result<(), Misuse> {
-        let written = self.tx.written(arena)?;
-        self.tcb.sender.written(written);
+        let (written, held) = self.tx.written_and_held(arena)?;
+        self.tcb.sender.written(written, &held);
         self.grant(arena, config);
         Ok(())
     }

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use offcore_session::slot::CORKED;
+
 use super::packet::Next;
 use super::recovery::{Ack, Acked, Algorithm, Recovery, TimerAction};
 use super::segment::position;
@@ -10,6 +12,8 @@ use super::segment::position;
 const COPYING: u64 = 256 << 10;
 /// Longest time between two probes of a window of zero (RFC 9293, 3.8.6.1; as Linux).
 const PERSIST_MAX: u64 = 120_000_000;
+/// A position that nothing reaches.
+const NOWHERE: u64 = u64::MAX;
 
 /// An acknowledgement that means nothing here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +59,11 @@ pub(crate) struct Sender {
     pub scale: u8,
     /// Position up to which the application has written.
     written: u64,
+    /// From here on short segments wait: the application has more data (`MSG_MORE`), or has set `TCP_CORK`.
+    held_from: u64,
+    corked: bool,
+    /// The end of the last short segment that was sent (Minshall).
+    short: u64,
     /// The application has ended its stream.
     closing: bool,
     fin_planned: bool,
@@ -84,6 +93,9 @@ impl Sender {
             largest: 0,
             scale: 0,
             written: 0,
+            held_from: NOWHERE,
+            corked: false,
+            short: 0,
             closing: false,
             fin_planned: false,
             no_delay: false,
@@ -186,16 +198,22 @@ impl Sender {
         self.largest = window;
     }
 
-    /// The application has written up to `position`.
-    pub(crate) fn written(&mut self, position: u64) {
-        if !self.closing {
-            self.written = self.written.max(position);
+    /// The application has written up to `position`. From the beginning of `held` on short segments wait, while not more than
+    /// its end is written.
+    pub(crate) fn written(&mut self, position: u64, held: &Range<u64>) {
+        if self.closing {
+            return;
         }
+        self.corked = held.end == CORKED;
+        // An acknowledgement ends the wait for what `MSG_MORE` announced.
+        let holds = self.corked || position > self.written || self.held_from != NOWHERE;
+        self.held_from = if holds && position <= held.end { held.start } else { NOWHERE };
+        self.written = self.written.max(position);
     }
 
     /// The application has ended its stream.
     pub(crate) fn close(&mut self) {
-        self.closing = true;
+        (self.closing, self.held_from) = (true, NOWHERE);
     }
 
     /// Takes an acknowledgement and a window.
@@ -212,8 +230,11 @@ impl Sender {
         if ack + u64::from(self.largest) < self.una() {
             return Err(Strange::Ancient);
         }
-        // Who answers may keep the window closed for as long as it likes (RFC 9293, 3.8.6.1, MUST-37).
+        // A peer that answers may keep the window closed for as long as it likes (RFC 9293, 3.8.6.1, MUST-37).
         self.unanswered = 0;
+        if !self.corked {
+            self.held_from = NOWHERE;
+        }
         let moved = self.update_window(ack, report);
         let advanced = ack > self.una();
         let acked = self.recovery.ack(
@@ -294,12 +315,17 @@ impl Sender {
     fn advance(&mut self, now: u64, len: u64, fin: bool) -> Next {
         let range = self.next()..self.next() + len;
         self.fin_planned |= fin;
+        self.persist = None;
+        let mss = u64::from(self.mss);
+        if len != mss && !(len as u32).is_multiple_of(mss as u32) {
+            self.short = range.end;
+        }
         self.recovery.plan_new(now, len + u64::from(fin));
         Next { range, fin, again: false }
     }
 
-    /// New bytes that may be sent, and whether the FIN goes with them. `now_or_never` sends less than Nagle's algorithm and
-    /// silly window avoidance like.
+    /// New bytes that may be sent, and whether the FIN goes with them. `now_or_never` sends less than Nagle's algorithm,
+    /// corks and silly window avoidance allow.
     #[inline]
     fn usable(&self, now: u64, at_most: u32, now_or_never: bool) -> Option<(u64, bool)> {
         if self.fin_planned {
@@ -315,17 +341,31 @@ impl Sender {
         if len == 0 {
             return (fin && data == 0).then_some((0, true));
         }
-        if len >= mss {
-            return Some((if whole { len } else { len - len % mss }, fin));
+        if whole && (fin || now_or_never) {
+            return Some((len, fin));
         }
-        let wait = if whole {
-            // Nagle's algorithm (RFC 9293, 3.7.4).
-            !self.no_delay && !fin && !now_or_never && self.next() > self.una()
+        let tail = if len < mss { len } else { u64::from(len as u32 % u32::from(self.mss)) };
+        let tail_goes = if tail == 0 {
+            0
+        } else if whole {
+            self.may_end(self.next() + len - tail, tail)
+        } else if len < mss && (now_or_never || len >= u64::from(self.largest / 2)) {
+            // Otherwise silly window avoidance keeps it (3.8.6.2.1).
+            tail
         } else {
-            // The sender's silly window avoidance (3.8.6.2.1).
-            !now_or_never && len < u64::from(self.largest / 2)
+            0
         };
-        (!wait).then_some((len, fin))
+        let len = len - tail + tail_goes;
+        (len > 0).then_some((len, false))
+    }
+
+    /// How many go of the last `len` bytes that are written, from `at` on, which do not fill a segment. A cork holds them;
+    /// Nagle's algorithm does (RFC 9293, 3.7.4), in Minshall's variant as Linux has it, while an earlier short segment is not
+    /// acknowledged.
+    #[inline]
+    fn may_end(&self, at: u64, len: u64) -> u64 {
+        let waits = !self.no_delay && self.short > self.una() && self.short <= self.next();
+        if waits { 0 } else { len.min(self.held_from.saturating_sub(at)) }
     }
 
     /// Nothing can be sent: when that is for the peer's window, and nothing is under way whose acknowledgement would

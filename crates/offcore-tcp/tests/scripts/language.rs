@@ -56,14 +56,16 @@ pub(crate) enum Call {
     },
     Connect,
     Accept,
-    /// Bytes, and how many of them find room.
-    Write(usize, usize),
+    /// Bytes, how many of them find room, and whether more are announced (`MSG_MORE`).
+    Write(usize, usize, bool),
     /// Bytes at most, how many there are, and whether they are the altered ones.
     Read(usize, usize, bool),
     Close,
     Abort,
     Shutdown,
     NoDelay,
+    /// `TCP_CORK`.
+    Cork(bool),
     /// The name of an event, and whether it has come.
     Event(String, bool),
     Engine(Engine),

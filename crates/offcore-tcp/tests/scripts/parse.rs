@@ -250,12 +250,14 @@ fn call(name: &str, words: &mut Words<'_>) -> Parsed<Call> {
         "listen" => Call::Listen { backlog: argument.unwrap_or(16) },
         "connect" => Call::Connect,
         "accept" => Call::Accept,
-        "write" => Call::Write(wanted()?, result.map_or_else(wanted, Ok)?),
+        "write" => Call::Write(wanted()?, result.map_or_else(wanted, Ok)?, words.skip("more")),
         "read" => Call::Read(wanted()?, result.ok_or("expected read(BYTES) = BYTES")?, words.skip("altered")),
         "close" => Call::Close,
         "abort" => Call::Abort,
         "shutdown" => Call::Shutdown,
         "nodelay" => Call::NoDelay,
+        "cork" => Call::Cork(true),
+        "uncork" => Call::Cork(false),
         "expect" => {
             let comes = !words.skip("no");
             Call::Event(words.want("an event")?.into(), comes)

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use offcore_session::slot::Slot;
 use offcore_session::{Reader, Writer};
 use offcore_tcp::proto::{AppId, ConnId, Event};
 
@@ -185,10 +186,16 @@ impl Runner {
                 let conn = stack.accept(listener).ok_or("there is no connection to be accepted")?;
                 self.open(conn)?;
             }
-            Call::Write(bytes, taken) => self.write(*bytes, *taken)?,
+            Call::Write(bytes, taken, more) => self.write(*bytes, *taken, *more)?,
             Call::Read(bytes, there, other) => self.read(*bytes, *there, *other)?,
+            Call::Cork(on) => {
+                self.slot()?.cork(*on);
+                self.look()?;
+            }
             Call::NoDelay => {
                 let conn = self.session.as_ref().ok_or("there is no connection")?.conn;
+                self.slot()?.push();
+                self.look()?;
                 let (stack, out, now) = self.bed.call();
                 return stack.set_nodelay(now, conn, true, out).map_err(|error| error.to_string());
             }
@@ -219,8 +226,23 @@ impl Runner {
         self.open(conn)
     }
 
-    fn write(&mut self, bytes: usize, taken: usize) -> Result<(), String> {
+    fn slot(&mut self) -> Result<&Slot, String> {
+        self.session()?.writer.slot().ok_or("the session has no slot".into())
+    }
+
+    /// Has the stack read the slot.
+    fn look(&mut self) -> Result<(), String> {
+        let conn = self.session()?.conn;
+        let (stack, out, now) = self.bed.call();
+        stack.written(now, conn, out).map_err(|error| error.to_string())
+    }
+
+    fn write(&mut self, bytes: usize, taken: usize, more: bool) -> Result<(), String> {
         let session = self.session.as_mut().ok_or("there is no connection")?;
+        if more && let Some(slot) = session.writer.slot() {
+            let from = session.writer.position();
+            slot.expect_more(from..from + bytes as u64);
+        }
         let data: Vec<u8> = (0..bytes).map(|at| content(session.written.wrapping_add(at as u32))).collect();
         let mut done = 0;
         loop {

@@ -230,7 +230,8 @@ impl Serve {
             && let Some(from) = application.session(number).and_then(|of| application.slot(of.place))
             && let Some(to) = application.slot(place)
         {
-            let (from, to) = (&from.wishes, &to.wishes);
+            let (from, slot) = (&from.wishes, to);
+            let to = &slot.wishes;
             for (from, to) in [
                 (&from.options, &to.options),
                 (&from.keep_idle, &to.keep_idle),
@@ -239,6 +240,7 @@ impl Serve {
             ] {
                 to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
             }
+            slot.inherit_cork();
         }
         // What has come with the handshake, or while it was not accepted, has been told to nobody.
         self.look_at(app, made.number, calls);
