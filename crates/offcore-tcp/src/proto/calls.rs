@@ -12,7 +12,7 @@ use super::receive::Receiver;
 use super::send::Sender;
 use super::stack::Stack;
 use super::steering::{Owner, Share};
-use super::tcb::{Asking, FIN_TIMEOUT, ORPHAN_RATE, RESET_CHECK, RESET_TIMEOUT, State, Tcb};
+use super::tcb::{Asking, CLOSED_WINDOW, FIN_TIMEOUT, ORPHAN_RATE, RESET_CHECK, RESET_TIMEOUT, State, Tcb};
 
 /// Why a call was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
@@ -339,7 +339,8 @@ impl Stack {
             return self.abort(now, conn, out);
         }
         tcb.orphan = true;
-        tcb.ends_by = now + FIN_TIMEOUT + tcb.sender.unacknowledged() * 1_000_000 / ORPHAN_RATE;
+        let transfer = tcb.sender.unacknowledged() * 1_000_000 / ORPHAN_RATE;
+        tcb.ends_by = now + FIN_TIMEOUT + CLOSED_WINDOW + transfer;
         if tcb.state == State::FinWait2 {
             tcb.give_up = Some(now + FIN_TIMEOUT);
             self.touch(conn);

@@ -79,6 +79,8 @@ pub(crate) struct Sender {
     persist_tries: u8,
     /// Probes of the window since the peer has said anything.
     unanswered: u8,
+    /// Timeouts that the peer has answered by an acknowledgement with a closed window.
+    answered: u8,
     /// What is in flight; it knows the edges.
     pub recovery: Recovery,
 }
@@ -104,6 +106,7 @@ impl Sender {
             persist: None,
             persist_tries: 0,
             unanswered: 0,
+            answered: 0,
             recovery: Recovery::new(mss.into(), algorithm, sack, timestamps),
         }
     }
@@ -146,6 +149,17 @@ impl Sender {
     /// Whether nothing is under way, and nothing waits to be sent.
     pub(crate) fn is_idle(&self) -> bool {
         self.una() == self.written.max(self.next())
+    }
+
+    /// Whether the peer's window is closed.
+    #[inline]
+    fn is_shut(&self) -> bool {
+        self.edge <= self.una()
+    }
+
+    /// Whether data waits for a closed window whose probes the peer answers.
+    pub(crate) fn is_held_up(&self) -> bool {
+        self.is_shut() && !self.is_idle() && self.timeouts() <= 1
     }
 
     /// Whether something is written that the peer's window has room for, and the port lacks.
@@ -252,6 +266,8 @@ impl Sender {
         if acked.newly_acked >= self.mss.into() {
             self.proven = self.mss;
         }
+        // Retransmissions are the probes of a window that was closed over data in flight.
+        self.answered = if self.is_shut() { self.recovery.backoffs() } else { 0 };
         if advanced || self.edge > self.next() {
             self.persist = None;
             self.persist_tries = 0;
@@ -419,7 +435,7 @@ impl Sender {
 
     /// Timeouts in a row without a sign of the peer.
     pub(crate) fn timeouts(&self) -> u8 {
-        self.recovery.backoffs().max(self.unanswered)
+        self.recovery.backoffs().saturating_sub(self.answered).max(self.unanswered)
     }
 }
 

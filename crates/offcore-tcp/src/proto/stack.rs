@@ -447,6 +447,10 @@ impl Stack {
                 tcb.give_up = Some(now + RESET_CHECK);
                 return self.touch(id);
             }
+            if tcb.orphan && !tcb.resets && tcb.sender.is_held_up() && now < tcb.ends_by {
+                tcb.go_on_ending(now);
+                return self.touch(id);
+            }
             let cause = if tcb.resets { Cause::Aborted } else { Cause::TimedOut };
             if tcb.resets || tcb.state != State::FinWait2 {
                 self.net.abort(now, tcb, out);

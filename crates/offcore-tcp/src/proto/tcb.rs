@@ -11,6 +11,7 @@ use super::keepalive::Keeping;
 use super::output::{self, Fields, TxChecksum};
 use super::packet::{Cause, HEAD};
 use super::receive::{AckNeed, Receiver};
+use super::segment::Segment;
 use super::send::Sender;
 
 /// How long a path is believed to take short packets only.
@@ -21,6 +22,8 @@ pub(super) const FIN_TIMEOUT: u64 = 60_000_000;
 /// How long a reset waits for what was written before, and how often that is looked at, in microseconds.
 pub(super) const RESET_TIMEOUT: u64 = 1_000_000;
 pub(super) const RESET_CHECK: u64 = 1000;
+/// Extra time for a peer that keeps its window closed and answers probes. Linux gives up after about as long.
+pub(super) const CLOSED_WINDOW: u64 = 240_000_000;
 /// Bytes a second that it has to take then, on average.
 pub(super) const ORPHAN_RATE: u64 = 1 << 10;
 
@@ -181,6 +184,15 @@ impl Tcb {
     #[inline]
     pub(crate) fn timestamp(&self, now: u64) -> Option<u32> {
         self.agreed.timestamps.map(|offset| offset.wrapping_add((now / 1000) as u32))
+    }
+
+    /// Microseconds since the segment was sent whose timestamp a segment of the peer echoes.
+    #[inline]
+    pub(crate) fn echoed(&self, now: u64, segment: &Segment) -> Option<u64> {
+        let echoed = segment.options.timestamps.filter(|timestamps| timestamps.echo != 0)?;
+        let millis = self.timestamp(now)?.wrapping_sub(echoed.echo);
+        // Longer than an hour is no round trip: the echo is of nothing.
+        (millis < 3_600_000).then_some(u64::from(millis) * 1000)
     }
 
     /// The path takes segments with `mss` bytes of payload at most.
