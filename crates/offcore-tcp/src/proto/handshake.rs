@@ -146,6 +146,7 @@ pub(super) fn connection(now: u64, both: &Both, wishes: &Wishes) -> Tcb {
         receiver.start_timestamps(now, timestamp);
     }
     receiver.set_largest(payload_of(mtu, remote, false));
+    receiver.expect_segments(theirs);
     // The window of our SYN has been announced.
     receiver.acknowledge_syn();
     let mut tcb = Tcb::new(key, way, receiver, sender);
@@ -164,6 +165,8 @@ pub(super) struct Half {
     pub due: u64,
     pub since: u64,
     pub tries: u8,
+    /// The answer was sent twice, to a SYN that came twice: an acknowledgement may be of either (Karn).
+    pub repeated: bool,
     /// When a segment that did not belong here was last answered.
     pub challenged: Option<u64>,
 }
@@ -182,10 +185,10 @@ impl Half {
         }
     }
 
-    /// PAWS (RFC 7323, 5.3 R1), and 3.2: who has offered timestamps sends them always.
+    /// PAWS (RFC 7323, 5.3 R1).
     pub(super) fn is_old(&self, segment: &Segment) -> bool {
         let Some(recent) = self.both.offered.timestamp else { return false };
-        segment.options.timestamps.is_none_or(|stamps| (stamps.value.wrapping_sub(recent) as i32) < 0)
+        segment.options.timestamps.is_some_and(|stamps| (stamps.value.wrapping_sub(recent) as i32) < 0)
     }
 
     /// Our answer to the SYN.

@@ -125,7 +125,8 @@ impl Input<'_> {
         tcb.state == State::SynReceived && again && answers && !segment.has(TcpFlags::RST | TcpFlags::FIN)
     }
 
-    /// PAWS (RFC 7323, 5.3 R1), and 3.2: who has agreed on timestamps sends them always.
+    /// PAWS (RFC 7323, 5.3 R1). A segment without a timestamp is taken, against 3.2 and as in Linux: some middleboxes take the
+    /// option out.
     #[inline]
     fn check_timestamps(&mut self, tcb: &mut Tcb, segment: &Segment) -> Result<(), DropReason> {
         if tcb.agreed.timestamps.is_none() || segment.has(TcpFlags::RST) {
@@ -136,19 +137,18 @@ impl Input<'_> {
                 self.unacceptable(tcb, segment, tcb.receiver.position(segment.seq));
                 Err(DropReason::Paws)
             }
-            Some(_) => Ok(()),
-            None => Err(DropReason::Paws),
+            _ => Ok(()),
         }
     }
 
-    /// Answers a segment that is not in the window. One with data may be a retransmission or a probe of the window, and is
-    /// always answered.
+    /// Answers a segment that is not in the window. One with data or a FIN may be a retransmission or a probe of the window, and
+    /// is always answered.
     #[cold]
     fn unacceptable(&mut self, tcb: &mut Tcb, segment: &Segment, start: Option<u64>) {
-        if segment.payload_len > 0 {
+        if segment.seq_len() > 0 {
             tcb.receiver.ack_now();
             // Only what has come before is a duplicate: what is beyond the window has not.
-            let end = start.map(|start| start + u64::from(segment.payload_len));
+            let end = start.map(|start| start + u64::from(segment.seq_len()));
             if let Some((start, end)) = start.zip(end).filter(|(_, end)| *end <= tcb.receiver.next()) {
                 tcb.receiver.note_duplicate(start..end);
             }
@@ -207,8 +207,6 @@ impl Input<'_> {
                 duplicate = sacks.pop_at(0);
             }
         }
-        let echoed = segment.options.timestamps.filter(|timestamps| timestamps.echo != 0);
-        let rtt = tcb.timestamp(self.now).zip(echoed).map(|(now, stamps)| now.wrapping_sub(stamps.echo));
         let report = Report {
             ack: segment.ack,
             // The window of a SYN is not scaled (RFC 7323, 2.2).
@@ -217,8 +215,7 @@ impl Input<'_> {
             at: start,
             sacks: &sacks,
             duplicate,
-            // Longer than an hour is not a round trip, but an echo of nothing.
-            rtt: rtt.filter(|millis| *millis < 3_600_000).map(|millis| u64::from(millis) * 1000),
+            rtt: tcb.echoed(self.now, segment),
             congestion: tcb.agreed.ecn && segment.has(TcpFlags::ECE),
             has_data: segment.payload_len > 0,
         };

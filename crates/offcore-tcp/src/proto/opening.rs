@@ -64,7 +64,12 @@ impl Stack {
         (tcb.keeping, tcb.heard) = (conn.tcb.keeping.take(), now);
         match asked {
             Some(asked) if asked.tries == 1 => tcb.sender.recovery.first_rtt(now, now - asked.since),
-            _ => tcb.sender.recovery.handshake_lost(),
+            _ => {
+                tcb.sender.recovery.handshake_lost();
+                if let Some(sample) = tcb.echoed(now, segment).filter(|_| acknowledges) {
+                    tcb.sender.recovery.first_rtt(now, sample);
+                }
+            }
         }
         if acknowledges {
             tcb.receiver.ack_now();
@@ -73,7 +78,8 @@ impl Stack {
             // Both have asked at once (RFC 9293, 3.5, figure 7): the SYN is answered, and acknowledged later.
             tcb.state = State::SynReceived;
             tcb.asking = Some(Asking { due: now + SYN_TIMEOUT, tries: 1, since: now });
-            let half = Half { both, listener: 0, due: 0, since: now, tries: 0, challenged: None };
+            let half =
+                Half { both, listener: 0, due: 0, since: now, tries: 0, repeated: false, challenged: None };
             let fields = half.answer(now, &self.wishes);
             self.send_fields(now, key, &fields, out);
         }
@@ -207,7 +213,15 @@ impl Stack {
             offered: Offered::of(segment, key.remote().ip()),
             timestamp_offset: self.origins.timestamp_offset(&key),
         };
-        Some(Half { both, listener, due: now + SYN_TIMEOUT, since: now, tries: 0, challenged: None })
+        Some(Half {
+            both,
+            listener,
+            due: now + SYN_TIMEOUT,
+            since: now,
+            tries: 0,
+            repeated: false,
+            challenged: None,
+        })
     }
 
     /// Answers a SYN. `ended` is the connection in TIME-WAIT that its flow still has.
@@ -323,6 +337,9 @@ impl Stack {
             // way, and resets us if it is real (RFC 9293, 3.10.7.4, RFC 5961, 4.2).
             let fields = half.answer(now, &self.wishes);
             self.send_fields(now, key, &fields, out);
+            if let Some(half) = self.halves.get_mut(index as usize).and_then(Option::as_mut) {
+                half.repeated = true;
+            }
             return Ok(Verdict::Consumed);
         }
         if half.is_old(segment) {
@@ -342,7 +359,7 @@ impl Stack {
             return Err(DropReason::Backlog);
         }
         // When there is no room for it, it stays half open, and the peer hears of it again.
-        let id = self.establish(now, &half, Some(Entry::Half(index)), out)?;
+        let id = self.establish(now, &half, segment, Some(Entry::Half(index)), out)?;
         self.drop_half(index);
         self.conn_segment(now, id.index, segment, out)
     }
@@ -360,20 +377,23 @@ impl Stack {
         self.send_fields(now, key, &fields, out);
     }
 
-    /// A handshake of a listener is complete. `entry` is what its flow has been so far.
+    /// A handshake of a listener is complete by `segment`. `entry` is what its flow has been so far.
     fn establish(
         &mut self,
         now: u64,
         half: &Half,
+        segment: &Segment,
         entry: Option<Entry>,
         out: &mut Out,
     ) -> Result<ConnId, DropReason> {
         let mut tcb = handshake::connection(now, &half.both, &self.wishes);
-        match half.tries {
-            0 => tcb.sender.recovery.first_rtt(now, now - half.since),
-            _ if half.due > 0 => tcb.sender.recovery.handshake_lost(),
-            // A cookie does not know.
-            _ => {}
+        // A cookie does not know whether it was sent again.
+        if half.tries > 0 && half.due > 0 {
+            tcb.sender.recovery.handshake_lost();
+        }
+        let own = (half.tries == 0 && !half.repeated).then(|| now - half.since);
+        if let Some(sample) = own.or_else(|| tcb.echoed(now, segment)) {
+            tcb.sender.recovery.first_rtt(now, sample);
         }
         let app = self.listeners.get(half.listener).ok_or(DropReason::NoConnection)?.app;
         let id = self.add(app, tcb, Some(half.listener), entry).ok_or(DropReason::NoSpace)?;
@@ -473,8 +493,8 @@ impl Stack {
         let offered = Offered::of_cookie(offer, segment);
         let mtu = self.net.ifaces[usize::from(way.iface)].mtu;
         let both = Both { key, way, mtu, iss, irs, offered, timestamp_offset };
-        let half = Half { both, listener, due: 0, since: now, tries: 1, challenged: None };
-        let id = self.establish(now, &half, None, out)?;
+        let half = Half { both, listener, due: 0, since: now, tries: 1, repeated: false, challenged: None };
+        let id = self.establish(now, &half, segment, None, out)?;
         self.cookies.count_taken();
         self.conn_segment(now, id.index, segment, out)
     }

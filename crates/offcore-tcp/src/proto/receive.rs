@@ -97,6 +97,11 @@ impl Receiver {
         self.largest = largest;
     }
 
+    /// Takes the peer's MSS option as a first bound of its own segments' size.
+    pub(crate) fn expect_segments(&mut self, mss: u16) {
+        self.peer_mss = self.peer_mss.min(mss);
+    }
+
     /// Bytes of payload in the peer's segments, as estimated.
     pub(crate) fn peer_mss(&self) -> u16 {
         self.peer_mss
@@ -270,7 +275,9 @@ impl Receiver {
     #[inline]
     fn need_ack(&mut self, now: u64, len: u64) {
         let due = self.next - self.acknowledged;
-        self.peer_mss = self.peer_mss.max(len.min(u64::from(self.largest)) as u16);
+        if len <= u64::from(self.largest) {
+            self.peer_mss = self.peer_mss.max(len as u16);
+        }
         // At the beginning every second segment; later a vector's segments have one acknowledgement.
         self.quick = self.quick.saturating_sub(1);
         if due >= 2 * u64::from(self.peer_mss) {
@@ -295,12 +302,14 @@ impl Receiver {
         self.need
     }
 
-    /// The application has read up to `position`. An update of the window is asked for when it has grown by a good deal
-    /// (RFC 9293, 3.8.6.2.2).
+    /// The application has read up to `position`. As in Linux, a window update is sent only when at most half of the window is
+    /// left and the update doubles it. Otherwise the next acknowledgement carries the new window.
     pub(crate) fn consumed(&mut self, position: u64) {
         self.consumed = self.consumed.max(position.min(self.data_end()));
-        let grown = self.edge() - self.announced;
-        if self.fin.is_none() && grown >= u64::from(self.promise / 2).min(2 * u64::from(self.peer_mss)) {
+        let (edge, left) = (self.edge(), self.announced.saturating_sub(self.next));
+        let half = u64::from(self.promise / 2);
+        let grows = edge - self.announced >= half.min(2 * u64::from(self.peer_mss));
+        if self.fin.is_none() && left <= half && grows && edge.saturating_sub(self.next) >= 2 * left {
             self.need = AckNeed::Now;
         }
     }
@@ -439,7 +448,14 @@ mod tests {
         let (_, second) = receiver.acknowledge();
         assert_eq!((first, second), (10_000, 6000));
         receiver.consumed(4000);
-        assert_eq!(receiver.need(), AckNeed::Now, "it has grown");
+        assert_eq!(receiver.need(), AckNeed::No, "more than half is left");
+        assert_eq!(receiver.acknowledge().1, 10_000);
+        for start in [4000, 5000, 6000, 7000, 8000, 9000] {
+            take(&mut receiver, start..start + 1000).unwrap();
+        }
+        assert_eq!(receiver.acknowledge().1, 4000);
+        receiver.consumed(10_000);
+        assert_eq!(receiver.need(), AckNeed::Now, "it has doubled");
         assert_eq!(receiver.acknowledge().1, 10_000);
     }
 
