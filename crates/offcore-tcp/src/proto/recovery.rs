@@ -11,9 +11,9 @@
 //! | timeout | RFC 6298 with Linux's least 200 ms and most 120 s |
 //! | window in recovery | proportional rate reduction (RFC 6937, 9937) |
 //! | window otherwise | NewReno (RFC 5681, 3465) or CUBIC (RFC 9438), RFC 3168 for marks |
-//! | undone | what timestamps (Eifel, RFC 3522) or DSACK (RFC 3708) show to be spurious, as in RFC 4015 |
+//! | undone | what timestamps (Eifel, RFC 3522), DSACK (RFC 3708) or F-RTO show to be spurious, as in RFC 4015 |
 //!
-//! F-RTO (RFC 5682) is not there: it would need new data after a timeout, where timestamps need none.
+//! F-RTO (RFC 5682) is the variant with SACK, as Linux has it.
 //!
 //! A connection that lost nothing has its runs of sent data and this structure, nothing else.
 
@@ -56,6 +56,17 @@ pub enum State {
     Recovery,
     /// After a timeout, until what was sent before it is acknowledged.
     Loss,
+}
+
+/// Whether a timeout was spurious (RFC 5682, section 3.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Check {
+    /// It is not asked.
+    None,
+    /// The head was retransmitted; no acknowledgement has come.
+    Begun,
+    /// One has come. New data goes first: its acknowledgement decides.
+    NewData,
 }
 
 /// A probe for a lost tail (RFC 8985, section 7).
@@ -151,6 +162,7 @@ pub(super) struct Recovery {
     duplicates: u32,
     state: State,
     probe: Probe,
+    check: Check,
     /// Timeouts since an ACK advanced.
     expired: u8,
     sack: bool,
@@ -185,6 +197,7 @@ impl Recovery {
             duplicates: 0,
             state: State::Open,
             probe: Probe::None,
+            check: Check::None,
             expired: 0,
             sack,
             timestamps,
@@ -249,7 +262,7 @@ impl Recovery {
     /// Lost data to be retransmitted next, at most so many bytes and as far as the window goes; planned from now on. None
     /// where nothing is lost or there is no room.
     pub(super) fn next_lost(&mut self, at_most: u32) -> Option<Range<u64>> {
-        if self.runs.lost == 0 {
+        if self.runs.lost == 0 || self.check == Check::NewData {
             return None;
         }
         let room = u64::from(self.cc.cwnd).saturating_sub(self.pipe());
@@ -264,6 +277,15 @@ impl Recovery {
         let range = self.runs.next_lost(whole)?;
         self.count_out(range.end - range.start);
         Some(range)
+    }
+
+    /// No new data can be sent. Returns whether lost data waited for new data: then it may be sent now.
+    pub(super) fn has_nothing_new(&mut self) -> bool {
+        let waited = self.check == Check::NewData && self.planned <= self.recover;
+        if waited {
+            self.check = Check::None;
+        }
+        waited
     }
 
     /// Whether the timer has asked for a probe.
@@ -440,7 +462,7 @@ impl Recovery {
     fn published_again(&mut self, now: u64, range: Range<u64>) {
         let head = range.start <= self.runs.una;
         let probe = self.probe == Probe::Planned && range.end == self.probe_end;
-        let bytes = self.runs.transmit(now, range, self.mss);
+        let bytes = self.runs.transmit(now, range.clone(), self.mss);
         if bytes == 0 {
             if probe {
                 self.forget_probe();
@@ -458,7 +480,7 @@ impl Recovery {
             episode.stats.probes += segments;
             return self.probed(now, Probe::Again);
         }
-        episode.undo.on_repeat(now, bytes);
+        episode.undo.on_repeat(now, range);
         match state {
             State::Loss => episode.stats.timeout += segments,
             State::Open | State::Recovery => episode.stats.fast += segments,

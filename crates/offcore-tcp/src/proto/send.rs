@@ -316,6 +316,11 @@ impl Sender {
         }
         // A probe for a lost tail is new data where there is some, however little (RFC 8985, 7.3).
         let Some((len, fin)) = self.usable(now, at_most, self.recovery.probe_is_due()) else {
+            if self.recovery.has_nothing_new()
+                && let Some(range) = self.recovery.next_lost(at_most)
+            {
+                return Some(self.again(range));
+            }
             self.watch_window(now);
             return self.recovery.next_probe().map(|range| self.again(range));
         };

@@ -1,7 +1,7 @@
 //! What an ACK does.
 
 use super::delivery::{Delivery, Newest};
-use super::{GRANULARITY, NEVER, NOWHERE, Probe, Recovery, State};
+use super::{Check, GRANULARITY, NEVER, NOWHERE, Probe, Recovery, State};
 
 /// SACK blocks of an ACK that are looked at: no more fit beside timestamps but one (RFC 2018, section 3). Each splits two
 /// runs at most.
@@ -126,7 +126,7 @@ impl Recovery {
         let started = self.cc.cwnd >= self.cc.ssthresh;
         let limited = before < self.limited || (!started && u64::from(self.cc.cwnd) < 2 * flight);
         if limited || restart {
-            self.cc.on_ack(now, acked, self.rtt.srtt(), restart);
+            self.cc.on_ack(now, acked, self.rtt.srtt());
         } else {
             self.cc.on_unlimited(now);
         }
@@ -178,7 +178,7 @@ impl Recovery {
         } else {
             self.take_duplicate(ack, advanced, delivery.acked)
         };
-        let mut spurious = self.judge(now, ack, advanced);
+        let mut spurious = self.judge(now, ack, &delivery);
         let reduced = self.take_probe_ack(ack, advanced);
         let restart = self.state == State::Loss;
         let (recovered, needless) = self.leave();
@@ -192,7 +192,16 @@ impl Recovery {
             State::Recovery => self.reduce(delivered, advanced && lost == 0),
             // The window was just set.
             _ if recovered && !restart || spurious || reduced || marked || ack.ece => {}
-            State::Open | State::Loss => self.grow(now, before, delivery.acked, restart),
+            State::Open | State::Loss => {
+                // After a timeout an ACK also covers segments that arrived before it. With SACK they are known and do not count.
+                // Without SACK an ACK counts for one segment at most (RFC 3465, section 2.3).
+                let acked = match (restart, self.sack) {
+                    (false, _) => delivery.acked,
+                    (true, true) if advanced => delivered,
+                    (true, _) => delivery.acked.min(self.mss.into()),
+                };
+                self.grow(now, before, acked, restart);
+            }
         }
         self.rearm(now, advanced);
         Acked { newly_acked: delivery.acked, newly_sacked: delivery.sacked, lost, spurious, recovered }
@@ -255,13 +264,26 @@ impl Recovery {
     }
 
     /// Whether the ACK shows that the last reduction was for nothing; undoes it then (RFC 4015, section 3.2).
-    fn judge(&mut self, now: u64, ack: &Ack, advanced: bool) -> bool {
+    fn judge(&mut self, now: u64, ack: &Ack, delivery: &Delivery) -> bool {
+        let advanced = delivery.acked > 0;
         let echo = self.echo(now, ack);
         let (state, una) = (self.state, self.runs.una);
         let Some(episode) = &mut self.episode else { return false };
         let twice = ack.dsack.is_some_and(|range| episode.undo.on_duplicate(range, una));
         let late = advanced && state != State::Open && episode.undo.on_echo(echo);
-        (twice || late) && self.undo()
+        // RFC 5682, section 3.1, step 3.b: not all of what the timeout took for lost is.
+        let arrived = self.check != Check::None && delivery.original <= self.recover;
+        if (twice || late || arrived) && self.undo() {
+            return true;
+        }
+        self.check = match self.check {
+            // Step 2.b, and 3.a: what arrives behind a hole shows that the hole is there.
+            Check::Begun if advanced && delivery.sacked == 0 => Check::NewData,
+            Check::NewData if advanced && delivery.sacked == 0 => Check::NewData,
+            Check::Begun if delivery.sacked == 0 => Check::Begun,
+            _ => Check::None,
+        };
+        false
     }
 
     /// Takes the last reduction back. False where there is none.
@@ -273,7 +295,7 @@ impl Recovery {
         self.cc = before;
         self.cc.cwnd = cwnd;
         self.cc.set_mss(self.mss);
-        self.state = State::Open;
+        (self.state, self.check) = (State::Open, Check::None);
         self.duplicates = 0;
         self.runs.find_all();
         true
@@ -310,7 +332,7 @@ impl Recovery {
         if self.state == State::Recovery {
             self.cc.cwnd = self.cc.ssthresh;
         }
-        self.state = State::Open;
+        (self.state, self.check) = (State::Open, Check::None);
         self.duplicates = 0;
         let Some(episode) = &mut self.episode else { return (true, false) };
         episode.reordering.on_recovered();

@@ -47,20 +47,18 @@ impl Congestion {
     }
 
     /// Grows the window for `acked` bytes that a cumulative ACK covers: in slow start by as many, since who receives in
-    /// vectors acknowledges many segments at once (as Linux; RFC 3465 would allow two). `restart`: slow start after a
-    /// timeout, where an ACK gives one segment at most (RFC 3465, section 2.3).
+    /// vectors acknowledges many segments at once (as Linux; RFC 3465 would allow two).
     #[inline]
-    pub(super) fn on_ack(&mut self, now: u64, acked: u64, srtt: u64, restart: bool) {
+    pub(super) fn on_ack(&mut self, now: u64, acked: u64, srtt: u64) {
         let mut acked = u32::try_from(acked).unwrap_or(u32::MAX).min(LARGEST);
         if self.cwnd < self.ssthresh {
-            let limit = if restart { self.mss } else { acked };
-            let grown = acked.min(limit).min(self.ssthresh - self.cwnd);
+            let grown = acked.min(self.ssthresh - self.cwnd);
             self.cwnd = (self.cwnd + grown).min(LARGEST);
             if self.cwnd < self.ssthresh {
                 return;
             }
             // What slow start had no use for counts below.
-            acked = acked.min(limit) - grown;
+            acked -= grown;
         }
         if acked == 0 {
             return;

@@ -50,6 +50,8 @@ pub(super) struct Delivery {
     pub(super) highest: u64,
     /// Data below it was delivered that was sent only once (step 3).
     pub(super) reordered: bool,
+    /// The lowest end of data delivered that was sent only once.
+    pub(super) original: u64,
 }
 
 impl Delivery {
@@ -71,6 +73,7 @@ impl Delivery {
             repeated: false,
             highest,
             reordered: false,
+            original: u64::MAX,
         }
     }
 
@@ -104,6 +107,7 @@ impl Delivery {
             self.reordered = true;
         }
         if !sent.repeated {
+            self.original = self.original.min(end);
             self.once = Some(self.now.saturating_sub(sent.time));
         } else if sent.time > latest {
             return;

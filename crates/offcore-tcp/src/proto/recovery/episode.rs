@@ -1,11 +1,16 @@
 //! What only losses need: boxed, and made at the first of them.
 
+use std::ops::Range;
+
 use super::Stats;
 use super::cc::Congestion;
 use super::prr::Prr;
 
 /// So many recoveries without a DSACK narrow the reordering window again (RFC 8985, section 6.2, step 4).
 const PERSIST: u8 = 16;
+
+/// Separate ranges of retransmitted data, at most. More are merged, and DSACKs cannot undo the reduction.
+const RANGES: usize = 64;
 
 /// What only losses need.
 #[derive(Debug, Default)]
@@ -27,8 +32,8 @@ pub(super) struct Undo {
     una: u64,
     /// When the first retransmission was published; 0 before.
     first: u64,
-    /// Bytes retransmitted of which no DSACK says that they came twice.
-    open: u64,
+    /// Retransmitted data that no DSACK has reported.
+    open: Vec<Range<u64>>,
     /// What was published when recovery ended: DSACKs of its retransmissions come before that is acknowledged.
     until: Option<u64>,
     /// An ACK has advanced since: what timestamps tell they have told.
@@ -46,17 +51,25 @@ impl Undo {
         (self.first, self.told) = (0, false);
     }
 
-    /// So many bytes were retransmitted.
-    pub(super) fn on_repeat(&mut self, now: u64, bytes: u64) {
-        if self.before.is_some() {
-            if self.first == 0 {
-                self.first = now.max(1);
+    /// This was retransmitted.
+    pub(super) fn on_repeat(&mut self, now: u64, range: Range<u64>) {
+        if self.before.is_none() {
+            return;
+        }
+        if self.first == 0 {
+            self.first = now.max(1);
+        }
+        let full = self.open.len() >= RANGES;
+        match self.open.last_mut() {
+            Some(last) if last.end == range.start || full => {
+                last.end = last.end.max(range.end);
             }
-            self.open += bytes;
+            _ => self.open.push(range),
         }
     }
 
-    /// The receiver has had this data twice. True when that is so for all that was retransmitted (RFC 3708).
+    /// A DSACK reports this data. Returns whether DSACKs have now reported all retransmitted data (RFC 3708). A report of data
+    /// that was sent once does not count: the network has duplicated the segment.
     pub(super) fn on_duplicate(&mut self, range: (u64, u64), una: u64) -> bool {
         if self.until.is_some_and(|until| una > until) {
             *self = Self::default();
@@ -64,8 +77,12 @@ impl Undo {
         if self.first == 0 || range.0 < self.una {
             return false;
         }
-        self.open = self.open.saturating_sub(range.1.saturating_sub(range.0));
-        self.open == 0
+        let meets = |open: &Range<u64>| open.start < range.1 && range.0 < open.end;
+        let Some(at) = self.open.iter().position(meets) else { return false };
+        let open = self.open.swap_remove(at);
+        let rest = [open.start..range.0, range.1..open.end];
+        self.open.extend(rest.into_iter().filter(|rest| !rest.is_empty()));
+        self.open.is_empty()
     }
 
     /// An ACK advanced that echoes a segment sent at `echo` or a little before. True when that was before the first

@@ -1,6 +1,6 @@
 //! Timeouts, probes, and the end of the wait for reordered segments.
 
-use super::{NEVER, Probe, Recovery, State};
+use super::{Check, NEVER, Probe, Recovery, State};
 
 /// How long receivers delay an ACK at most (RFC 8985, section 7.2: TLP.max_ack_delay), as Linux supposes.
 const ACK_DELAY: u64 = 200_000;
@@ -96,6 +96,7 @@ impl Recovery {
         self.cc.on_timeout();
         self.runs.lose_all();
         self.state = State::Loss;
+        self.check = if self.sack { Check::Begun } else { Check::None };
         (self.recover, self.cwr) = (self.runs.published, true);
         self.duplicates = 0;
         self.forget_probe();

@@ -297,7 +297,7 @@ impl Transfer {
             let len = room.min(mss * self.peer.burst);
             // Silly windows are avoided (RFC 9293, section 3.8.6.2.1).
             if len == 0 || (len < mss && from + len < self.bytes) {
-                return sent;
+                return sent || self.sender.has_nothing_new() && self.send();
             }
             self.sender.plan_new(self.now, len);
             self.order(from..from + len, false);

@@ -39,11 +39,15 @@ impl Scene {
     /// Retransmits what may be; which segments that is.
     fn repair(&mut self) -> Vec<u64> {
         let mut all = Vec::new();
-        while let Some(range) = self.sender.next_lost(MSS as u32) {
-            all.push(range.start / MSS);
-            self.sender.published(self.now, range, true);
+        loop {
+            while let Some(range) = self.sender.next_lost(MSS as u32) {
+                all.push(range.start / MSS);
+                self.sender.published(self.now, range, true);
+            }
+            if !self.sender.has_nothing_new() {
+                return all;
+            }
         }
-        all
     }
 
     /// An ACK for all segments below `una`, with these segments SACKed.
