@@ -222,9 +222,12 @@ enum Put {
 /// The buffers are the program's to be read.
 unsafe fn put(session: &Session, header: &Header, buffers: Buffers<'_>) -> Result<Put, Errno> {
     let lock = Held::new(&session.slot.wishes.writing);
+    let whole = record_len(header.len);
+    if !lock.is_nested() {
+        session.ask_for_blocks(whole);
+    }
     for closed in [false, true] {
         let turn = session.turn(&lock)?;
-        let whole = record_len(header.len);
         if let Some(claim) = Session::claim(&turn, whole, whole) {
             let bytes = header.to_bytes();
             let head = crate::vectors::buffer(bytes.as_ptr().cast(), bytes.len());

@@ -13,6 +13,10 @@ use crate::real;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, GENERATION, Kind};
 
+/// A wait for the stack's answer: turns of a loop before it yields the core, and nanoseconds after which it ends.
+const SPINS: u32 = 500;
+const LATEST_ANSWER: i128 = 100_000_000;
+
 /// What a call is about.
 pub(crate) enum Target {
     /// The kernel has it.
@@ -203,6 +207,27 @@ impl Session {
             link::map_all();
         }
         Some(claim)
+    }
+
+    /// Asks the stack for blocks to write `len` bytes to: an idle session has few. The stack answers within one of its rounds, so a
+    /// non-blocking call asks, too.
+    pub(crate) fn ask_for_blocks(&self, len: usize) {
+        let Some(ask) = self.slot.want(len) else { return };
+        self.mark();
+        for _ in 0..SPINS {
+            if self.slot.is_answered(&ask) {
+                return;
+            }
+            core::hint::spin_loop();
+        }
+        // A sandbox may end the process for these system calls.
+        if sys::is_sandboxed() {
+            return;
+        }
+        let end = sys::now() + LATEST_ANSWER;
+        while !self.slot.is_answered(&ask) && !self.is_over() && sys::now() < end {
+            sys::yield_now();
+        }
     }
 
     /// Bytes that were written and not acknowledged.

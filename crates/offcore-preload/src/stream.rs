@@ -243,6 +243,9 @@ unsafe fn put(
 ) -> Result<Put, Errno> {
     let mut done = 0;
     let lock = Held::new(&session.slot.wishes.writing);
+    if !lock.is_nested() {
+        session.ask_for_blocks(len - skip);
+    }
     loop {
         // SAFETY: the caller's promise.
         let mut put = unsafe { put_once(session, &lock, source, skip + done, len, more) }?;

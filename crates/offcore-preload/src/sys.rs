@@ -260,6 +260,12 @@ pub(crate) fn now() -> i128 {
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
 }
 
+/// Lets other threads have the core.
+pub(crate) fn yield_now() {
+    // SAFETY: it has no arguments.
+    unsafe { call(libc::SYS_sched_yield, [0; 6]) };
+}
+
 /// Waits for so many milliseconds.
 pub(crate) fn sleep(milliseconds: u64) {
     let time = libc::timespec {

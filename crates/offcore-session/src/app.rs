@@ -277,7 +277,13 @@ impl<M: Segments> Writer<M> {
             done += n;
         }
         self.commit(done);
+        self.want(from.len() - done);
         done
+    }
+
+    /// Asks for blocks, if some are missing. The stack grants them when the application tells it of a write or waits for room.
+    fn want(&self, len: usize) {
+        let _ = self.slot().filter(|_| len > 0).and_then(|slot| slot.want(len));
     }
 
     /// Copies all of `parts` in, one behind the other, and commits them at once; `false`, and nothing has changed, when there
@@ -285,6 +291,7 @@ impl<M: Segments> Writer<M> {
     pub fn write_all(&mut self, parts: &[&[u8]]) -> bool {
         let total = parts.iter().map(|part| part.len()).sum();
         if self.space() < total {
+            self.want(total);
             return false;
         }
         let (mut parts, mut part, mut done) = (parts.iter(), &[][..], 0);

@@ -28,6 +28,8 @@
 mod rx;
 mod tx;
 
+pub use tx::Asked;
+
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 

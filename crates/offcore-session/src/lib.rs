@@ -87,7 +87,7 @@ pub use app::{Span, Spans};
 #[cfg(feature = "stack")]
 pub use arena::{Arena, Free, Segment, Wanted};
 #[cfg(feature = "stack")]
-pub use fifo::{Fifo, Misuse, Rx, Tx};
+pub use fifo::{Asked, Fifo, Misuse, Rx, Tx};
 pub use layout::CAPACITY;
 #[cfg(feature = "stack")]
 pub use memory::Memory;

@@ -22,7 +22,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 /// The first word of [`Hello`] and [`Welcome`].
 pub const MAGIC: u32 = u32::from_le_bytes(*b"OFFC");
 /// The second one.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// In place of a version: somebody only asks which one the stack has, and whether its user may attach. [`Welcome`] tells, and
 /// the socket is closed.
 pub const ASK: u32 = 0;

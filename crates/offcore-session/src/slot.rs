@@ -22,11 +22,15 @@
 //! | 16 | 8 | stack | `p0`: the first position in large blocks; [`NEVER`] while there are none |
 //! | 24 | 4 | stack | `small`: the page of the small block, or 0 |
 //! | 28 | 4 | stack | `table`: the place of the table, or 0 |
+//! | 32 | 8 | stack | `buffer`: transmit: bytes that the application may have written and the stack has not freed |
+//! | 40 | 4 | stack | `answered`: transmit: the last of the `asks` that the stack has dealt with |
 //! | 64 | 8 | application | `index`: receive: the head, up to which it is consumed; transmit: the tail, up to which it is written |
 //! | 72 | 4 | application | `writing`: transmit: 1 while the application uses what `limit` gave it |
 //! | 80 | 8 | application | `claims`: transmit: what its calls write just now: see [`crate::app::Turn`] |
 //! | 88 | 8 | application | `held_from`: transmit: from here on short segments wait for more data |
 //! | 96 | 8 | application | `held_to`: transmit: they wait while not more than this is written |
+//! | 104 | 8 | application | `wanted`: transmit: the position up to which the application wants to write |
+//! | 112 | 4 | application | `asks`: transmit: how often `wanted` was stored |
 //!
 //! **Order.** The stack stores `p0`, `small`, `table` and the table's entries, and then `edge` or `limit` with release
 //! ordering. The application loads `edge` or `limit` with acquire ordering, and the others only when that shows that
@@ -41,7 +45,10 @@
 //! the bytes that they are about. So the stack, which loads them after `index`, never sends a short segment too early. A
 //! cork has no end: `held_to` is [`CORKED`].
 //!
-//! The stack loads `index`, `writing`, `held_from` and `held_to`. It never loads its own words.
+//! **Asking for room.** A session has few blocks until it needs more, however large its `buffer` is. An application that wants to
+//! write more stores `wanted`, counts `asks` up, marks the session and waits for `answered`: see [`Slot::want`].
+//!
+//! The stack loads `index`, `writing`, `held_from`, `held_to`, `wanted` and `asks`. It never loads its own words.
 
 #[cfg(all(loom, test))]
 mod loom_model;
@@ -77,6 +84,13 @@ pub mod flags {
     pub const ENDED: u32 = 1;
     /// The session is over: what was received can still be read, and then `error` is told.
     pub const OVER: u32 = 2;
+}
+
+/// A request for room.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask {
+    number: u32,
+    len: usize,
 }
 
 /// States of a session.
@@ -306,14 +320,18 @@ pub(crate) struct Half {
     p0: AtomicU64,
     small: AtomicU32,
     table: AtomicU32,
-    stack_rest: [AtomicU64; 4],
+    buffer: AtomicU64,
+    answered: AtomicU32,
+    stack_rest: [AtomicU32; 5],
     index: AtomicU64,
     writing: AtomicU32,
     gap: AtomicU32,
     pub(crate) claims: AtomicU64,
     held_from: AtomicU64,
     held_to: AtomicU64,
-    app_rest: [AtomicU32; 6],
+    wanted: AtomicU64,
+    asks: AtomicU32,
+    app_rest: [AtomicU32; 3],
 }
 
 // Loom's atomics are larger than what they stand for.
@@ -330,6 +348,8 @@ const _: () = {
     assert!(offset_of!(Half, index) == 64 && offset_of!(Half, writing) == 72);
     assert!(offset_of!(Half, claims) == 80);
     assert!(offset_of!(Half, held_from) == 88 && offset_of!(Half, held_to) == 96);
+    assert!(offset_of!(Half, wanted) == 104 && offset_of!(Half, asks) == 112);
+    assert!(offset_of!(Half, buffer) == 32 && offset_of!(Half, answered) == 40);
 };
 
 /// Where the bytes of a direction are: see [`crate::layout`].
@@ -403,6 +423,30 @@ impl Slot {
         self.tx.held_from.store(self.tx.index(), Ordering::Release);
     }
 
+    /// Asks the stack for blocks to write `len` more bytes to, if the buffer has room for some of them and blocks are missing. The
+    /// application marks the session after this; [`Slot::is_answered`] says when the stack has looked at it.
+    pub fn want(&self, len: usize) -> Option<Ask> {
+        self.lacks(len).then(|| {
+            self.tx.wanted.store(self.tx.index().saturating_add(len as u64), Ordering::Relaxed);
+            Ask { number: self.tx.asks.fetch_add(1, Ordering::Release).wrapping_add(1), len }
+        })
+    }
+
+    /// Whether the stack has answered, or blocks have come otherwise.
+    pub fn is_answered(&self, ask: &Ask) -> bool {
+        self.tx.answered.load(Ordering::Acquire) == ask.number || !self.lacks(ask.len)
+    }
+
+    /// Whether the stack has freed all that was written.
+    pub fn has_sent_all(&self) -> bool {
+        self.tx.edge() == self.tx.index()
+    }
+
+    fn lacks(&self, len: usize) -> bool {
+        let buffer = self.tx.edge().saturating_add(self.tx.buffer.load(Ordering::Relaxed));
+        self.tx.limit() < self.tx.index().saturating_add(len as u64).min(buffer)
+    }
+
     /// Makes it the slot of a new session: nothing in either direction, no blocks.
     pub(crate) fn reset(&self) {
         for word in &self.kept.0 {
@@ -422,11 +466,12 @@ impl Slot {
 
 impl Half {
     fn reset(&self) {
-        let words = [&self.edge, &self.limit, &self.index, &self.claims, &self.held_from, &self.held_to];
-        for word in words.into_iter().chain(&self.stack_rest) {
+        let words = [&self.edge, &self.limit, &self.buffer, &self.index, &self.claims, &self.wanted];
+        for word in words.into_iter().chain([&self.held_from, &self.held_to]) {
             word.store(0, Ordering::Relaxed);
         }
-        for word in [&self.writing, &self.gap].into_iter().chain(&self.app_rest) {
+        let words = [&self.answered, &self.writing, &self.gap, &self.asks].into_iter();
+        for word in words.chain(&self.stack_rest).chain(&self.app_rest) {
             word.store(0, Ordering::Relaxed);
         }
         self.describe(Map::EMPTY);
@@ -450,6 +495,21 @@ impl Half {
     #[inline(always)]
     pub(crate) fn allow(&self, limit: u64) {
         self.limit.store(limit, Ordering::Release);
+    }
+
+    /// The stack tells the size of the buffer.
+    pub(crate) fn set_buffer(&self, bytes: u64) {
+        self.buffer.store(bytes, Ordering::Relaxed);
+    }
+
+    /// How often the application has asked for blocks, and up to where it has: not checked.
+    pub(crate) fn asked(&self) -> (u32, u64) {
+        (self.asks.load(Ordering::Acquire), self.wanted.load(Ordering::Relaxed))
+    }
+
+    /// The stack has dealt with a request.
+    pub(crate) fn answer(&self, asks: u32) {
+        self.answered.store(asks, Ordering::Release);
     }
 
     /// The application's index, as it is now: not checked.

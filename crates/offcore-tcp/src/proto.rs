@@ -3,6 +3,7 @@
 //! Times are microseconds since the stack was made, as `u64`. Positions in a stream are `u64` offsets of its first byte;
 //! sequence numbers are what they look like on the wire, and only headers have them.
 mod addr;
+mod ahead;
 mod apps;
 mod arenas;
 mod calls;
@@ -53,7 +54,7 @@ mod wheel;
 
 pub use addr::{AppId, ConnId, FlowKey};
 pub use calls::CallError;
-pub use config::Config;
+pub use config::{Buffers, Config};
 pub use cookie::CookieCounts;
 pub use counts::StackCounts;
 pub use iface::{IfaceConfig, Prefix, Route};

@@ -40,6 +40,9 @@ impl<M: Segments> Writer<M> {
             done += here;
         }
         self.commit(done);
+        if result.is_ok() {
+            self.want(max - done);
+        }
         result.map(|()| done)
     }
 }

@@ -5,6 +5,15 @@ use std::ops::Range;
 use super::{Fifo, Misuse, Tx};
 use crate::arena::{Arena, Share};
 
+/// Room that an application asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// How often it has asked.
+    pub asks: u32,
+    /// Bytes, counted from the first one that is not freed.
+    pub bytes: u64,
+}
+
 impl Fifo<Tx> {
     /// Makes blocks exist up to position `upto` and lets the application write to them. `false`, and nothing has
     /// changed: the arena has none, `upto` is more than [`crate::CAPACITY`] beyond what is acknowledged, or it would be
@@ -29,6 +38,22 @@ impl Fifo<Tx> {
             self.half(arena).allow(self.end);
         }
         made
+    }
+
+    /// Tells the application the size of its buffer. It asks for blocks within that.
+    pub fn set_buffer(&self, arena: &Arena, bytes: u64) {
+        self.half(arena).set_buffer(bytes);
+    }
+
+    /// The last request of the application. It is not checked.
+    pub fn asked(&self, arena: &Arena) -> Asked {
+        let (asks, upto) = self.half(arena).asked();
+        Asked { asks, bytes: upto.saturating_sub(self.released) }
+    }
+
+    /// Tells the application that the stack has dealt with a request.
+    pub fn answer(&self, arena: &Arena, asks: u32) {
+        self.half(arena).answer(asks);
     }
 
     /// Reads how far the application has written, and returns it.

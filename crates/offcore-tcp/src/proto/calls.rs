@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use super::addr::{AppId, ConnId, FlowKey};
+use super::config::Buffers;
 use super::flows::{Entry, key_of};
 use super::keepalive::{KeepAlive, Keeping};
 use super::listeners::Listener;
@@ -78,7 +79,8 @@ impl Stack {
             port => port,
         };
         let accept = VecDeque::new();
-        let listener = Listener { app, address, port, reuse_port, backlog, half_open: 0, accept };
+        let (half_open, buffers) = (0, Buffers::default());
+        let listener = Listener { app, address, port, reuse_port, backlog, half_open, accept, buffers };
         let number = self.listeners.insert(listener).ok_or(CallError::InUse)?;
         self.arenas.enter(app);
         Ok(number)
@@ -255,7 +257,8 @@ impl Stack {
                 let tcb = &mut this.tcb;
                 tcb.receiver.consumed(position);
                 let rtt = tcb.sender.recovery.srtt();
-                tcb.receiver.adapt(now, rtt, || self.config.buffer_limit(arena));
+                let set = this.buffers.receive(&self.config);
+                tcb.receiver.adapt(now, rtt, || set.unwrap_or_else(|| self.config.buffer_limit(arena)));
             }
             Err(_) => {
                 self.abort(now, conn, out);
@@ -272,10 +275,10 @@ impl Stack {
         match self.conns.get_mut(conn) {
             Some(this) => {
                 this.wants_room = true;
+                let (app, end) = (self.arenas.app(this.app), this.tx.end());
+                this.grant_asked(&mut app.arena, &self.config);
                 // No acknowledgement may be to come that would look again.
-                if this.is_short() {
-                    let app = self.arenas.app(this.app);
-                    this.grant(&mut app.arena, &self.config);
+                if this.is_short() || this.tx.end() > end {
                     app.shortage.wait(conn, &mut this.waits);
                 }
             }

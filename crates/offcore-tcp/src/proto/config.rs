@@ -34,6 +34,27 @@ pub struct Config {
     pub ports: RangeInclusive<u16>,
 }
 
+/// Sizes of buffers in bytes of payload. 0: the application has set none, and the buffer grows as needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Buffers {
+    /// Limit of the bytes that are written and not acknowledged.
+    pub send: u32,
+    /// Limit of the bytes that are received and not read: the window.
+    pub receive: u32,
+}
+
+impl Buffers {
+    /// The send buffer, if it is set.
+    pub(super) fn send(self, config: &Config) -> Option<u64> {
+        (self.send > 0).then(|| self.send.min(config.largest_buffer).into())
+    }
+
+    /// The receive buffer, if it is set.
+    pub(super) fn receive(self, config: &Config) -> Option<u32> {
+        (self.receive > 0).then(|| self.receive.min(config.largest_buffer))
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {

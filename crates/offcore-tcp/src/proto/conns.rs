@@ -5,13 +5,11 @@ use std::sync::Arc;
 use offcore_session::{Arena, Fifo, Memory, Misuse, Place, Rx, Tx};
 
 use super::addr::{AppId, ConnId};
-use super::config::Config;
+use super::ahead::{Ahead, FIRST_GRANT};
+use super::config::{Buffers, Config};
 use super::memory;
 use super::packet::{Event, Out};
 use super::tcb::{State, Tcb};
-
-/// Bytes that an application may write before it is seen to write much: one small block.
-const FIRST_GRANT: u64 = 4096;
 
 /// Time without a segment after which what is behind holes is forgotten.
 const HOLE_TIMEOUT: u64 = 60_000_000;
@@ -30,8 +28,9 @@ pub(super) struct Conn {
     pub rx: Fifo<Rx>,
     /// From the application to the peer.
     pub tx: Fifo<Tx>,
-    /// Bytes that the application may write ahead.
-    ahead: u64,
+    ahead: Ahead,
+    /// Sizes that the application has set.
+    pub buffers: Buffers,
     /// Planned packets that have not been sealed, and copies of the application's to its FIFO.
     pub planned: u32,
     /// The application waits for room.
@@ -47,7 +46,7 @@ impl Conn {
     pub(super) fn new(tcb: Tcb, app: AppId, arena: &mut Arena) -> Option<Box<Self>> {
         let slot = arena.take_slot()?;
         let (rx, tx) = (Fifo::new(slot), Fifo::new(slot));
-        let ahead = FIRST_GRANT;
+        let ahead = Ahead::default();
         Some(Box::new(Self {
             tcb,
             app,
@@ -56,6 +55,7 @@ impl Conn {
             rx,
             tx,
             ahead,
+            buffers: Buffers::default(),
             planned: 0,
             wants_room: false,
             waits: false,
@@ -70,32 +70,42 @@ impl Conn {
         arena.give_slot(self.slot);
     }
 
-    /// Lets the application write as much ahead as it has shown to need: up to the buffer that there is at first, or to
-    /// twice the congestion window where that is more.
+    /// Grants blocks up to what the application has needed so far. The send buffer bounds that: its size is what the application has
+    /// set, or the larger of the default and twice the congestion window.
     pub(super) fn grant(&mut self, arena: &mut Arena, config: &Config) {
-        let used = self.tx.edge() - self.tx.released();
-        if used > self.ahead / 2 {
-            let mut most = u64::from(config.send_buffer);
-            if self.ahead >= most {
-                let window = 2 * self.tcb.sender.recovery.cwnd();
-                most = most.max(window.min(config.buffer_limit(arena).into()));
-            }
-            self.ahead = (self.ahead * 2).min(most).max(FIRST_GRANT).max(self.ahead);
-        }
-        let upto = self.tx.released() + self.ahead;
-        if upto > self.tx.end() {
-            self.tx.grant(arena, upto);
-        }
+        let Self { ahead, tx, tcb, buffers, .. } = self;
+        ahead.grant(tx, arena, |ahead, arena| send_buffer(ahead, *buffers, tcb, arena, config));
+    }
+
+    /// As [`grant`](Self::grant), with the blocks that the application asks for.
+    pub(super) fn grant_asked(&mut self, arena: &mut Arena, config: &Config) {
+        let Self { ahead, tx, tcb, buffers, .. } = self;
+        ahead.grant_asked(tx, arena, |ahead, arena| send_buffer(ahead, *buffers, tcb, arena, config));
+    }
+
+    /// Both FIFOs are new: the application may write a little at once.
+    pub(super) fn begin(&mut self, arena: &mut Arena, config: &Config) {
+        self.ahead = Ahead::default();
+        self.grant(arena, config);
+    }
+
+    /// The application has set the sizes of its buffers.
+    pub(super) fn set_buffers(&mut self, buffers: Buffers, arena: &mut Arena, config: &Config) {
+        self.buffers = buffers;
+        let send = buffers.send(config).unwrap_or(config.send_buffer.into());
+        self.ahead.resize(send, &self.tx, arena);
+        self.tcb.receiver.set_promise(buffers.receive(config).unwrap_or(config.receive_window));
+        self.grant(arena, config);
     }
 
     /// Whether it lacks memory that its application is to have.
     pub(super) fn is_short(&self) -> bool {
-        self.tx.end() < self.tx.released() + self.ahead
+        self.ahead.is_short(&self.tx)
     }
 
     /// The same as [`grant`](Self::grant), or a little where there is not enough for all; whether there is room now.
     pub(super) fn grant_some(&mut self, arena: &mut Arena, config: &Config) -> bool {
-        self.grant(arena, config);
+        self.grant_asked(arena, config);
         let (edge, end) = (self.tx.edge(), self.tx.end());
         end > edge || self.tx.grant(arena, edge + FIRST_GRANT)
     }
@@ -116,7 +126,7 @@ impl Conn {
         }
         self.rx.shrink(arena);
         if self.tx.shrink(arena) {
-            self.ahead = FIRST_GRANT;
+            self.ahead.shrink();
             if memory::has_plenty(arena) {
                 self.grant(arena, config);
             }
@@ -127,7 +137,7 @@ impl Conn {
     pub(super) fn written(&mut self, arena: &mut Arena, config: &Config) -> Result<(), Misuse> {
         let (written, held) = self.tx.written_and_held(arena)?;
         self.tcb.sender.written(written, &held);
-        self.grant(arena, config);
+        self.grant_asked(arena, config);
         Ok(())
     }
 
@@ -155,6 +165,18 @@ impl Conn {
     pub(super) fn is_free(&self) -> bool {
         self.tcb.orphan && self.tcb.state == State::Closed && self.tcb.placing == 0 && self.planned == 0
     }
+}
+
+/// Bytes of a send buffer.
+fn send_buffer(ahead: &Ahead, set: Buffers, tcb: &Tcb, arena: &Arena, config: &Config) -> u64 {
+    let least = u64::from(config.send_buffer);
+    set.send(config).unwrap_or_else(|| {
+        if ahead.now < least {
+            return least;
+        }
+        let window = 2 * tcb.sender.recovery.cwnd();
+        ahead.most.max(window.min(config.buffer_limit(arena).into()))
+    })
 }
 
 /// A slot, used again and again; its generation tells one connection from the next.

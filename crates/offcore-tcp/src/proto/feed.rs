@@ -15,7 +15,8 @@ const LOOKED_AT: usize = 32;
 impl Stack {
     /// Looks after the memory of all applications.
     #[inline]
-    pub(super) fn look_after_memory(&mut self, out: &mut Out) {
+    pub(super) fn look_after_memory(&mut self, now: u64, out: &mut Out) {
+        self.udp.trim(now, &mut self.arenas, &self.config);
         let (mut grown, mut short, mut waiting) = (false, false, false);
         for app in self.arenas.iter_mut() {
             // Who grows holds up all: one at a time.
@@ -64,7 +65,7 @@ fn feed(app: &mut App, conns: &mut Conns, udp: &mut Sockets, config: &Config, ou
             (&mut conn.waits, &mut conn.wants_room, wanted.then_some(has_some))
         } else if let Some(socket) = udp.get_mut(id) {
             let wanted = socket.wants_room && !socket.closed;
-            let has_some = wanted && socket.release(&mut app.arena, config.send_buffer);
+            let has_some = wanted && socket.release_asked(&mut app.arena, config);
             (&mut socket.waits, &mut socket.wants_room, wanted.then_some(has_some))
         } else {
             continue;

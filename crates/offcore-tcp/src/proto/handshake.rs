@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use offcore_wire::{TcpFlags, TcpOptions, Timestamps};
 
 use super::addr::FlowKey;
+use super::config::{Buffers, Config};
 use super::cookie::{Offer, WithTimestamps};
 use super::iface::Way;
 use super::output::{Fields, payload_of};
@@ -36,6 +37,13 @@ pub(super) struct Wishes {
     pub largest_segment: u16,
     pub algorithm: Algorithm,
     pub ecn: bool,
+}
+
+impl Wishes {
+    /// Replaces the window by the receive buffer that an application has set.
+    pub(super) fn with(self, buffers: Buffers, config: &Config) -> Self {
+        Self { receive_window: buffers.receive(config).unwrap_or(self.receive_window), ..self }
+    }
 }
 
 /// The options of our SYN, or of the answer to one: then only what the peer has offered too.

@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::addr::{AppId, ConnId};
+use super::config::Buffers;
 
 /// An address and port that connections come to.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub(super) struct Listener {
     pub backlog: usize,
     pub half_open: usize,
     pub accept: VecDeque<ConnId>,
+    /// Sizes of its connections' buffers.
+    pub buffers: Buffers,
 }
 
 /// All addresses of one family, which are some of all addresses.
@@ -128,6 +131,7 @@ mod tests {
                 backlog: 1,
                 half_open: 0,
                 accept,
+                buffers: Buffers::default(),
             })
         };
         let [four, six, own] = ["0.0.0.0", "::", "10.0.0.2"].map(|address| listen(Some(address), 7).unwrap());

@@ -3,9 +3,10 @@
 use offcore_wire::{IpProtocol, Sum, TcpFlags, TcpOptions, Timestamps};
 
 use super::addr::{AppId, ConnId, FlowKey};
+use super::config::Buffers;
 use super::conns::Conn;
 use super::flows::Entry;
-use super::handshake::{self, Both, Half, Offered, SYN_ACK_RETRIES, SYN_RETRIES, SYN_TIMEOUT};
+use super::handshake::{self, Both, Half, Offered, SYN_ACK_RETRIES, SYN_RETRIES, SYN_TIMEOUT, Wishes};
 use super::ip::Envelope;
 use super::output::{self, Fields, TxChecksum};
 use super::packet::{Cause, DropReason, Event, Out, Verdict};
@@ -57,7 +58,8 @@ impl Stack {
             timestamp_offset: self.origins.timestamp_offset(&key),
         };
         let asked = conn.tcb.asking.take();
-        let mut tcb = handshake::connection(now, &both, &self.wishes);
+        let wishes = self.wishes.with(conn.buffers, &self.config);
+        let mut tcb = handshake::connection(now, &both, &wishes);
         tcb.touched = conn.tcb.touched;
         tcb.orphan = conn.tcb.orphan;
         tcb.sender.no_delay = conn.tcb.sender.no_delay;
@@ -80,7 +82,7 @@ impl Stack {
             tcb.asking = Some(Asking { due: now + SYN_TIMEOUT, tries: 1, since: now });
             let half =
                 Half { both, listener: 0, due: 0, since: now, tries: 0, repeated: false, challenged: None };
-            let fields = half.answer(now, &self.wishes);
+            let fields = half.answer(now, &wishes);
             self.send_fields(now, key, &fields, out);
         }
         let Some(conn) = self.conns.get_mut(id) else { return Err(DropReason::NoConnection) };
@@ -112,6 +114,7 @@ impl Stack {
         asking.tries += 1;
         let deadline = conn.tcb.deadline();
         let key = conn.tcb.key;
+        let receive_window = self.wishes.with(conn.buffers, &self.config).receive_window;
         let mtu = self.net.ifaces[usize::from(conn.tcb.way.iface)].mtu;
         let offset = self.origins.timestamp_offset(&key);
         let value = offset.wrapping_add((now / 1000) as u32);
@@ -132,7 +135,7 @@ impl Stack {
                 seq: tcb.sender.seq(0).wrapping_sub(1),
                 ack: receiver.seq(0),
                 flags: TcpFlags::SYN | TcpFlags::ACK | if agreed.ecn { TcpFlags::ECE } else { TcpFlags(0) },
-                window: self.wishes.receive_window.min(u16::MAX.into()) as u16,
+                window: receive_window.min(u16::MAX.into()) as u16,
                 options: handshake::offer(
                     mtu,
                     key.remote().ip(),
@@ -149,7 +152,7 @@ impl Stack {
             seq: conn.tcb.sender.seq(0).wrapping_sub(1),
             ack: 0,
             flags: TcpFlags::SYN | ecn,
-            window: self.wishes.receive_window.min(u16::MAX.into()) as u16,
+            window: receive_window.min(u16::MAX.into()) as u16,
             options: handshake::offer(mtu, key.remote().ip(), timestamps, true, true),
         };
         self.send_fields(now, key, &fields, out);
@@ -190,6 +193,12 @@ impl Stack {
         if let Some(fields) = output::reset_for(segment) {
             self.send_fields(now, key, &fields, out);
         }
+    }
+
+    /// What this end wants of a connection that a listener is asked for.
+    fn wishes_of(&self, half: &Half) -> Wishes {
+        let buffers = self.listeners.get(half.listener).map_or_else(Buffers::default, |this| this.buffers);
+        self.wishes.with(buffers, &self.config)
     }
 
     /// Sends a segment of headers only that belongs to no connection.
@@ -252,7 +261,7 @@ impl Stack {
         if let Some(listener) = self.listeners.get_mut(half.listener) {
             listener.half_open += 1;
         }
-        let (due, fields) = (half.due, half.answer(now, &self.wishes));
+        let (due, fields) = (half.due, half.answer(now, &self.wishes_of(&half)));
         let index = match self.free_halves.pop() {
             Some(index) => index,
             None => {
@@ -302,7 +311,9 @@ impl Stack {
         }
         half.tries += 1;
         half.due = now + (SYN_TIMEOUT << half.tries);
-        let (key, due, fields) = (half.both.key, half.due, half.answer(now, &self.wishes));
+        let (key, due) = (half.both.key, half.due);
+        let half = half.clone();
+        let fields = half.answer(now, &self.wishes_of(&half));
         self.half_wheel.set(index, due);
         self.send_fields(now, key, &fields, out);
     }
@@ -322,12 +333,13 @@ impl Stack {
         let Both { key, iss, irs, .. } = half.both;
         let next = irs.wrapping_add(1);
         let away = segment.seq.wrapping_sub(next);
+        let window = self.wishes_of(&half).receive_window.min(u16::MAX.into());
         if segment.has(TcpFlags::RST) {
             if segment.seq == next {
                 self.drop_half(index);
                 return Ok(Verdict::Consumed);
             }
-            if away < self.wishes.receive_window.min(u16::MAX.into()) {
+            if away < window {
                 self.challenge_half(now, index, out);
             }
             return Err(DropReason::OutOfWindow);
@@ -335,7 +347,7 @@ impl Stack {
         if segment.has(TcpFlags::SYN) {
             // The same one once more: our answer was lost. Another one, of a peer that begins anew, is answered the same
             // way, and resets us if it is real (RFC 9293, 3.10.7.4, RFC 5961, 4.2).
-            let fields = half.answer(now, &self.wishes);
+            let fields = half.answer(now, &self.wishes_of(&half));
             self.send_fields(now, key, &fields, out);
             if let Some(half) = self.halves.get_mut(index as usize).and_then(Option::as_mut) {
                 half.repeated = true;
@@ -346,7 +358,7 @@ impl Stack {
             self.challenge_half(now, index, out);
             return Err(DropReason::Paws);
         }
-        if away > self.wishes.receive_window.min(u16::MAX.into()) || !segment.has(TcpFlags::ACK) {
+        if away > window || !segment.has(TcpFlags::ACK) {
             return Err(DropReason::OutOfWindow);
         }
         if segment.ack != iss.wrapping_add(1) {
@@ -373,7 +385,8 @@ impl Stack {
             return;
         };
         half.challenged = Some(now);
-        let (key, fields) = (half.both.key, half.acknowledgement(now, &self.wishes));
+        let half = half.clone();
+        let (key, fields) = (half.both.key, half.acknowledgement(now, &self.wishes_of(&half)));
         self.send_fields(now, key, &fields, out);
     }
 
@@ -386,7 +399,7 @@ impl Stack {
         entry: Option<Entry>,
         out: &mut Out,
     ) -> Result<ConnId, DropReason> {
-        let mut tcb = handshake::connection(now, &half.both, &self.wishes);
+        let mut tcb = handshake::connection(now, &half.both, &self.wishes_of(half));
         // A cookie does not know whether it was sent again.
         if half.tries > 0 && half.due > 0 {
             tcb.sender.recovery.handshake_lost();
@@ -420,7 +433,9 @@ impl Stack {
         let arena = &mut self.arenas[app];
         let mut conn = Conn::new(tcb, app, arena)?;
         conn.listener = listener;
-        conn.grant(arena, &self.config);
+        let listener = listener.and_then(|listener| self.listeners.get(listener));
+        conn.buffers = listener.map_or_else(Buffers::default, |listener| listener.buffers);
+        conn.begin(arena, &self.config);
         let id = match self.conns.insert(conn) {
             Ok(id) => id,
             Err(conn) => {
@@ -458,7 +473,7 @@ impl Stack {
             // There is no place for what timestamps would hold.
             None => (offered.scale, offered.sack, offered.ecn) = (None, false, false),
         }
-        let fields = half.answer(now, &self.wishes);
+        let fields = half.answer(now, &self.wishes_of(&half));
         self.send_fields(now, half.both.key, &fields, out);
         Ok(Verdict::Consumed)
     }

@@ -329,6 +329,12 @@ impl Receiver {
         }
     }
 
+    /// Sets the bytes that the application may leave unread. The right edge of the window does not retreat.
+    pub(crate) fn set_promise(&mut self, promise: u32) {
+        // The field has 16 bits.
+        self.promise = if self.scale > 0 { promise } else { promise.min(u16::MAX.into()) };
+    }
+
     /// Bytes that have come and the application has not read.
     pub(crate) fn unread(&self) -> u64 {
         self.data_end() - self.consumed

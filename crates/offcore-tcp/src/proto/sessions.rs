@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use offcore_session::{Fifo, Place};
 
 use super::addr::{AppId, ConnId};
+use super::config::Buffers;
 use super::stack::Stack;
 
 /// How much of what an application may write ahead it can write now, in bytes.
@@ -15,6 +16,23 @@ pub struct Room {
 }
 
 impl Stack {
+    /// Sets the sizes of a connection's or datagram socket's buffers. Blocks and windows beyond them stay until they are used.
+    pub fn set_buffers(&mut self, conn: ConnId, buffers: Buffers) {
+        let Self { conns, arenas, config, .. } = self;
+        if let Some(this) = conns.get_mut(conn) {
+            this.set_buffers(buffers, &mut arenas[this.app], config);
+        } else {
+            self.set_datagram_buffers(conn, buffers);
+        }
+    }
+
+    /// Sets the sizes that a listener's next connections begin with.
+    pub fn set_listener_buffers(&mut self, listener: u32, buffers: Buffers) {
+        if let Some(listener) = self.listeners.get_mut(listener) {
+            listener.buffers = buffers;
+        }
+    }
+
     /// How much room a connection or datagram socket has.
     pub fn room(&self, conn: ConnId) -> Option<Room> {
         let tx = self.conns.get(conn).map(|conn| &conn.tx);
@@ -73,7 +91,7 @@ impl Stack {
         this.tx.discard(arena);
         arena.give_slot(this.slot);
         (this.slot, this.rx, this.tx) = (slot, Fifo::new(slot), Fifo::new(slot));
-        this.grant(arena, &self.config);
+        this.begin(arena, &self.config);
         // The slot goes with the connection.
         self.arenas.leave(app);
         true

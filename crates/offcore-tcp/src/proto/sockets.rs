@@ -4,11 +4,19 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use offcore_session::datagram::record_len;
 use offcore_session::{Arena, Fifo, Memory, Place as Slot, Rx, Tx};
 
 use super::addr::{AppId, ConnId, SOCKETS};
+use super::ahead::Ahead;
+use super::arenas::Arenas;
+use super::config::{Buffers, Config};
 use super::iface::Way;
+use super::memory;
 
+/// Microseconds from one sweep to the next, and sockets of a sweep in one call.
+const QUIET: u64 = 1_000_000;
+const TRIMMED: usize = 16;
 /// ICMP errors in a second, at most (RFC 1812, 4.3.2.8; as Linux).
 const ERRORS: u32 = 1000;
 
@@ -36,6 +44,12 @@ pub(super) struct Socket {
     pub slot: Slot,
     pub rx: Fifo<Rx>,
     pub tx: Fifo<Tx>,
+    /// Sizes that the application has set.
+    pub buffers: Buffers,
+    pub ahead: Ahead,
+    /// `touched`: used since the last sweep. `watched`: the next sweep looks at it.
+    pub touched: bool,
+    pub watched: bool,
     /// Where the next datagram that comes goes, and how far the application has read.
     pub next: u64,
     pub consumed: u64,
@@ -58,18 +72,64 @@ impl Socket {
         self.in_flight.front().map_or(self.planned, |oldest| oldest.start)
     }
 
-    /// Whether it lacks memory for its buffer.
-    pub(super) fn is_short(&self, buffer: u32) -> bool {
-        self.tx.end() < self.sent() + u64::from(buffer)
+    /// Whether it lacks memory that its application is to have.
+    pub(super) fn is_short(&self) -> bool {
+        self.ahead.is_short(&self.tx)
     }
 
-    /// Gives room for what has been sent back to the application; whether there is memory for all of its buffer.
-    pub(super) fn release(&mut self, arena: &mut Arena, buffer: u32) -> bool {
+    /// Frees datagrams that are sent, and grants blocks to write to. `false`: the arena lacks blocks.
+    pub(super) fn release(&mut self, arena: &mut Arena, config: &Config) -> bool {
+        self.free_sent(arena);
+        let buffer = self.send_buffer(config);
+        self.ahead.grant(&mut self.tx, arena, |_, _| buffer)
+    }
+
+    /// As [`release`](Self::release), with the blocks that the application asks for.
+    pub(super) fn release_asked(&mut self, arena: &mut Arena, config: &Config) -> bool {
+        self.free_sent(arena);
+        let buffer = self.send_buffer(config);
+        self.ahead.grant_asked(&mut self.tx, arena, |_, _| buffer)
+    }
+
+    fn free_sent(&mut self, arena: &mut Arena) {
         let upto = self.sent();
         if upto > self.tx.released() {
             self.tx.acked(arena, upto);
         }
-        self.tx.grant(arena, upto + u64::from(buffer))
+    }
+
+    /// The application has set the sizes of its buffers.
+    pub(super) fn set_buffers(&mut self, buffers: Buffers, arena: &mut Arena, config: &Config) {
+        self.buffers = buffers;
+        self.ahead.resize(self.send_buffer(config), &self.tx, arena);
+        self.release(arena, config);
+    }
+
+    /// The longest datagram fits, however small the application has set it: Linux takes any into an empty buffer.
+    fn send_buffer(&self, config: &Config) -> u64 {
+        let set = self.buffers.send(config).unwrap_or(config.send_buffer.into());
+        set.max(record_len(u16::MAX) as u64)
+    }
+
+    /// Bytes that the application may leave unread.
+    pub(super) fn receive_buffer(&self, config: &Config) -> u64 {
+        self.buffers.receive(config).unwrap_or(config.receive_window).into()
+    }
+
+    /// Frees the blocks of a quiet socket, but for a small one to write to. `false`: some are still in use.
+    fn trim(&mut self, arena: &mut Arena, config: &Config) -> bool {
+        if let Ok(read) = self.rx.consumed(arena) {
+            self.consumed = read;
+        }
+        let done = self.placing == 0 && self.next == self.consumed && self.rx.shrink(arena);
+        let sent = self.planned == self.written && self.in_flight.is_empty() && self.tx.shrink(arena);
+        if sent {
+            self.ahead.shrink();
+            if memory::has_plenty(arena) {
+                self.release(arena, config);
+            }
+        }
+        done && sent
     }
 
     /// Whether nothing of it is left to be done.
@@ -93,6 +153,9 @@ pub(super) struct Sockets {
     pub by_address: HashMap<(Option<IpAddr>, u16), u32>,
     /// Those that may have something to send.
     ready: VecDeque<u32>,
+    /// Sockets that may hold blocks without need; when the next sweep over them begins, and how many the present one has left.
+    holders: VecDeque<u32>,
+    sweep: (u64, usize),
     /// The second that errors were last sent in, and how many more may be.
     errors: (u64, u32),
     /// Packets that were fragmented.
@@ -160,6 +223,43 @@ impl Sockets {
         {
             self.ready.push_back(id.index - SOCKETS);
         }
+    }
+
+    /// The socket is used: sweeps look at its memory from now on.
+    pub(super) fn watch(&mut self, id: ConnId) {
+        if let Some(socket) = self.get_mut(id) {
+            socket.touched = true;
+            if !std::mem::replace(&mut socket.watched, true) {
+                self.holders.push_back(id.index - SOCKETS);
+            }
+        }
+    }
+
+    /// Frees blocks of sockets that were not used for a second. One call looks at a few sockets.
+    pub(super) fn trim(&mut self, now: u64, arenas: &mut Arenas, config: &Config) {
+        let Self { slots, holders, sweep: (due, left), .. } = self;
+        if *left == 0 && (holders.is_empty() || now < *due) {
+            return;
+        }
+        if *left == 0 {
+            (*due, *left) = (now + QUIET, holders.len());
+        }
+        for _ in 0..TRIMMED.min(*left) {
+            *left -= 1;
+            let Some(index) = holders.pop_front() else { break };
+            let Some(socket) = slots[index as usize].socket.as_deref_mut() else { continue };
+            let used = std::mem::take(&mut socket.touched);
+            socket.watched = used || !socket.trim(&mut arenas[socket.app], config);
+            if socket.watched {
+                holders.push_back(index);
+            }
+        }
+    }
+
+    /// When sockets are trimmed next.
+    pub(super) fn deadline(&self) -> Option<u64> {
+        let (due, left) = self.sweep;
+        (!self.holders.is_empty()).then_some(if left > 0 { 0 } else { due })
     }
 
     /// How many sockets may have something to send, and the next of them.

@@ -416,7 +416,7 @@ impl Stack {
         for &index in &due {
             self.half_timer(now, index, out);
         }
-        self.look_after_memory(out);
+        self.look_after_memory(now, out);
         let flows = &mut self.flows;
         self.time_wait.expire(now, EXPIRIES, |index, key| flows.leave(key, Entry::TimeWait(index)));
         self.flows.round();
@@ -432,6 +432,7 @@ impl Stack {
             self.time_wait.next_deadline(now),
             self.net.deadline(),
             self.arenas.deadline(now),
+            self.udp.deadline(),
         ];
         deadlines.into_iter().flatten().min()
     }

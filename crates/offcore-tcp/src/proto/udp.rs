@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use offcore_session::Fifo;
 use offcore_session::datagram::{HEADER_LEN, Header, record_len};
-use offcore_session::layout::LARGE;
 use offcore_wire::{IpProtocol, MacAddr, Sum, UdpHeader, icmpv4, icmpv6, udp};
 
 use super::addr::{AppId, ConnId};
+use super::ahead::Ahead;
 use super::calls::CallError;
+use super::config::Buffers;
 use super::iface::Way;
 use super::ip::{self, Envelope, IpHeaders};
-use super::memory;
 use super::packet::{
     Cause, DropReason, Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, SealedDatagram, Verdict,
 };
@@ -69,6 +69,10 @@ impl Stack {
             slot,
             rx: Fifo::new(slot),
             tx: Fifo::new(slot),
+            buffers: Buffers::default(),
+            ahead: Ahead::default(),
+            touched: false,
+            watched: false,
             next: 0,
             consumed: 0,
             placing: 0,
@@ -80,9 +84,7 @@ impl Stack {
             ready: false,
             closed: false,
         });
-        // Others need what is left when many are opened at once.
-        let room = if memory::has_plenty(arena) { self.config.send_buffer } else { LARGE as u32 };
-        socket.release(arena, room);
+        socket.release(arena, &self.config);
         self.arenas.enter(app);
         Ok(self.udp.insert(socket))
     }
@@ -137,9 +139,12 @@ impl Stack {
         let arena = &mut arenas[socket.app];
         let (start, whole) = (socket.next, record_len(header.len));
         let end = start + whole as u64;
-        if end - socket.consumed > config.receive_window.into() || !socket.rx.cover(arena, start, whole) {
+        let most = socket.receive_buffer(config);
+        if end - socket.consumed > most || !socket.rx.cover(arena, start, whole) {
             return Err(DropReason::NoSpace);
         }
+        udp.watch(id);
+        let socket = udp.get_mut(id).ok_or(DropReason::NoConnection)?;
         socket.rx.put(arena, start, &header.to_bytes());
         socket.next = end;
         self.counts.datagrams_received += 1;
@@ -192,11 +197,12 @@ impl Stack {
             socket.rx.shrink(arena);
         }
         // There may have been no memory when there was room.
-        socket.release(arena, self.config.send_buffer);
+        socket.release_asked(arena, &self.config);
         if written > socket.written {
             socket.written = written;
             self.udp.make_ready(id);
         }
+        self.udp.watch(id);
         Ok(())
     }
 
@@ -205,8 +211,19 @@ impl Stack {
         let Some(socket) = self.udp.get_mut(id).filter(|socket| !socket.closed) else { return };
         socket.wants_room = true;
         // No datagram may be under way whose end would look again.
-        if socket.is_short(self.config.send_buffer) {
-            self.arenas.app(socket.app).shortage.wait(id, &mut socket.waits);
+        let app = self.arenas.app(socket.app);
+        let end = socket.tx.end();
+        socket.release_asked(&mut app.arena, &self.config);
+        if socket.is_short() || socket.tx.end() > end {
+            app.shortage.wait(id, &mut socket.waits);
+        }
+    }
+
+    /// The application has set the sizes of a socket's buffers.
+    pub(super) fn set_datagram_buffers(&mut self, id: ConnId, buffers: Buffers) {
+        let Self { udp, arenas, config, .. } = self;
+        if let Some(socket) = udp.get_mut(id).filter(|socket| !socket.closed) {
+            socket.set_buffers(buffers, &mut arenas[socket.app], config);
         }
     }
 
@@ -338,7 +355,7 @@ impl Stack {
     /// The application has the room of what has been sent.
     fn release_datagrams(&mut self, id: ConnId, out: &mut Out) {
         let Some(socket) = self.udp.get_mut(id) else { return };
-        socket.release(&mut self.arenas[socket.app], self.config.send_buffer);
+        socket.release(&mut self.arenas[socket.app], &self.config);
         let told = !socket.closed && std::mem::take(&mut socket.wants_room);
         if told {
             out.events.push(Event::Writable(id));

@@ -137,9 +137,16 @@ impl End {
 
     pub(crate) fn send(&mut self, to: SocketAddr, payload: &[u8]) -> bool {
         let local = if to.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
-        let sent = self.datagrams.send(&Header { len: payload.len() as u16, peer: to, local }, payload);
-        let (stack, out) = self.path.call();
+        let header = Header { len: payload.len() as u16, peer: to, local };
+        let Self { path, datagrams, .. } = self;
+        let (stack, out) = path.call();
+        let mut sent = datagrams.send(&header, payload);
         stack.written(1, self.socket, out).unwrap();
+        if !sent {
+            // Now the stack knows that room was lacking.
+            sent = datagrams.send(&header, payload);
+            stack.written(1, self.socket, out).unwrap();
+        }
         sent
     }
 

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use offcore_session::Segment;
-use offcore_tcp::proto::{AppId, AppMemory, CallError, Config, ConnId, Event, Out, Stack};
+use offcore_session::datagram::Header;
+use offcore_session::{Datagrams, Segment, Segments};
+use offcore_tcp::proto::{AppId, AppMemory, CallError, Config, ConnId, Event, HEAD, Out, Stack};
 
 use crate::host::Host;
 use crate::streams::content;
@@ -174,15 +175,55 @@ fn a_socket_without_memory_gets_it_later() {
     let mut world = world();
     let Host { stack, .. } = &mut world.hosts[0];
     let app = stack.add_app(AppMemory::new(MEGABYTE).unwrap());
-    let sockets = [(); 5].map(|()| stack.open_datagrams(app, None, 0).unwrap());
     let mut out = Out::default();
-    stack.want_room(sockets[4]);
+    // Each asks for a large block; the memory has 16.
+    let sockets = [(); 16].map(|()| {
+        let socket = stack.open_datagrams(app, None, 0).unwrap();
+        let memory = Arc::clone(stack.memory(app));
+        let _ = memory.slot(stack.slot(socket).unwrap()).unwrap().want(60_000);
+        stack.written(SECOND, socket, &mut out).unwrap();
+        socket
+    });
+    stack.want_room(sockets[15]);
     stack.timers(SECOND, &mut out);
     assert_eq!(out.events, [], "there is none");
     assert!(stack.deadline(SECOND).is_some_and(|due| due <= 2 * SECOND));
     stack.close(SECOND, sockets[0], &mut out);
     stack.timers(SECOND, &mut out);
-    assert_eq!(out.events, [Event::Writable(sockets[4])]);
+    assert_eq!(out.events, [Event::Writable(sockets[15])]);
+}
+
+#[test]
+fn an_idle_socket_costs_a_small_block() {
+    let mut world = world();
+    let Host { stack, .. } = &mut world.hosts[0];
+    let app = stack.add_app(AppMemory::new(16 * MEGABYTE).unwrap());
+    let mut out = Out::default();
+    let before = stack.memory_used_by(app);
+    let mut now = SECOND;
+    for _ in 0..2000 {
+        let socket = stack.open_datagrams(app, None, 0).unwrap();
+        let memory = Arc::clone(stack.memory(app));
+        let mut datagrams = Datagrams::new(&memory, stack.slot(socket).unwrap()).unwrap();
+        let header = Header { len: 9000, peer: "10.0.0.2:9".parse().unwrap(), local: [10, 0, 0, 1].into() };
+        // The first one asks for room, the second one has it.
+        for has_room in [false, true] {
+            assert_eq!(datagrams.send(&header, &[7; 9000]), has_room);
+            stack.written(now, socket, &mut out).unwrap();
+        }
+        stack.tx(now, 64, &mut out);
+        assert_eq!(out.plans.len(), 1, "it is sent");
+        for plan in out.plans.drain(..) {
+            let mut headers = [0; HEAD];
+            stack.seal_datagram(now, &plan, None, &mut headers, &mut Out::default()).unwrap();
+        }
+        // A second later it is quiet.
+        now += SECOND / 50;
+        stack.timers(now, &mut out);
+        out.clear();
+    }
+    let each = (stack.memory_used_by(app) - before) / 2000;
+    assert!(each < 8 << 10, "{each} bytes");
 }
 
 #[test]

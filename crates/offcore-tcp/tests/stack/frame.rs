@@ -14,6 +14,8 @@ pub(crate) struct Seen {
     pub(crate) seq: u32,
     pub(crate) ack: u32,
     pub(crate) flags: TcpFlags,
+    /// Not scaled.
+    pub(crate) window: u16,
     pub(crate) options: TcpOptions,
     /// Bytes of payload.
     pub(crate) len: usize,
@@ -30,6 +32,7 @@ pub(crate) fn read(frame: &[u8]) -> Option<Seen> {
         seq: segment.seq(),
         ack: segment.ack(),
         flags: segment.flags(),
+        window: segment.window(),
         options: read_options(segment.options()),
         len: segment.payload().len(),
         ecn: frame[IP + 1] & 3,

@@ -5,6 +5,7 @@
 mod answers;
 mod apps;
 mod attacks;
+mod buffers;
 mod cookies;
 mod endings;
 mod foreign;

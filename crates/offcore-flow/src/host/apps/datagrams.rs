@@ -56,15 +56,20 @@ impl DatagramService {
             *budget = budget.saturating_sub(usize::from(len) + COST);
             served.read += u64::from(len);
             // Where there is no room the datagram is lost, as datagrams are.
-            if self.echo
-                && self.may_answer(peer.port())
-                && self.datagrams.send(&header, &self.bytes[..len.into()])
-            {
+            if self.echo && self.may_answer(peer.port()) && self.answer(&header, calls) {
                 served.written += u64::from(len);
             }
         }
         let _ = calls.stack.consumed(calls.now, self.socket, calls.out);
         served
+    }
+
+    /// Sends a datagram back. The stack makes room for it when it is told that room was lacking.
+    fn answer(&mut self, header: &Header, calls: &mut Calls<'_>) -> bool {
+        let Self { datagrams, bytes, socket, .. } = self;
+        let payload = &bytes[..header.len.into()];
+        datagrams.send(header, payload)
+            || calls.stack.written(calls.now, *socket, calls.out).is_ok() && datagrams.send(header, payload)
     }
 
     /// Whether what listens at a peer's port does not answer answers.

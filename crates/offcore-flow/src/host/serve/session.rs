@@ -10,7 +10,7 @@ use offcore_session::message::Accepted;
 use offcore_session::slot::{Slot, flags, state, wish};
 use offcore_session::wake::TOKENS;
 use offcore_stats::tsc;
-use offcore_tcp::proto::{CallError, Cause, ConnId, KeepAlive, Room};
+use offcore_tcp::proto::{Buffers, CallError, Cause, ConnId, KeepAlive, Room};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -78,6 +78,7 @@ pub(super) struct Session {
     /// Options that have been applied, with the numbers of keep-alive.
     options: u32,
     keep: [u32; 3],
+    buffers: Buffers,
     /// The stream to the peer has been ended.
     ended: bool,
     /// Flags that the application has been shown, and whether its end shows that nothing more comes.
@@ -130,6 +131,7 @@ impl Session {
             pipe: None,
             options: 0,
             keep: [0; 3],
+            buffers: Buffers::default(),
             ended: false,
             flags: 0,
             shut: false,
@@ -191,12 +193,20 @@ impl Session {
         calls: &mut Calls<'_>,
         counts: &mut ServeCounts,
     ) -> Result<(), CallError> {
+        if let What::Listener(listener) = &self.what {
+            calls.stack.set_listener_buffers(listener.id, buffers(slot));
+        }
         let Some(conn) = self.conn() else { return Ok(()) };
         let wanted = slot.wishes.options.load(Ordering::Acquire);
         if matches!(self.what, What::Stream(_)) && !self.is_over() {
             self.apply(wanted, slot, conn, calls);
         }
         if !self.is_over() {
+            let buffers = buffers(slot);
+            if buffers != self.buffers {
+                self.buffers = buffers;
+                calls.stack.set_buffers(conn, buffers);
+            }
             misuse(calls.stack.written(calls.now, conn, calls.out))?;
         }
         misuse(calls.stack.consumed(calls.now, conn, calls.out))?;
@@ -450,6 +460,13 @@ impl Session {
         let never_accepted = slot.wishes.told.load(Ordering::Relaxed) & wish::ACCEPTED == 0;
         never_accepted || slot.wishes.options.load(Ordering::Acquire) & wish::RESET != 0
     }
+}
+
+/// The sizes of buffers that the application has set.
+pub(super) fn buffers(slot: &Slot) -> Buffers {
+    let [send, receive] =
+        [&slot.wishes.send_buffer, &slot.wishes.receive_buffer].map(|word| word.load(Ordering::Relaxed));
+    Buffers { send, receive }
 }
 
 /// What counts of a refused call: a connection that is gone, or not open, tells so by events.

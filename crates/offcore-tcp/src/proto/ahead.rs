@@ -1,0 +1,90 @@
+//! Send buffers: how much an application may write before its peer acknowledges.
+//!
+//! A buffer is a number, not memory: an idle session has a small block at most. The stack grants more blocks when the application
+//! has filled half of its blocks, or asks for more.
+
+use offcore_session::{Arena, Asked, Fifo, Tx};
+
+/// Bytes that a session can write without asking: one small block.
+pub(super) const FIRST_GRANT: u64 = 4096;
+
+/// A send buffer, in bytes that are written and not freed.
+#[derive(Debug, Default)]
+pub(super) struct Ahead {
+    /// The largest need so far; 0 for an empty FIFO.
+    pub now: u64,
+    /// The buffer.
+    pub most: u64,
+    /// The size that the application was told, and its last request that was dealt with.
+    told: u64,
+    answered: u32,
+}
+
+impl Ahead {
+    /// Grants blocks up to the largest need so far, or twice that when half of it is filled. `buffer` computes the size of the
+    /// buffer, if the need grows. `false`: the arena lacks blocks.
+    #[inline]
+    pub(super) fn grant(
+        &mut self,
+        tx: &mut Fifo<Tx>,
+        arena: &mut Arena,
+        buffer: impl FnOnce(&Self, &Arena) -> u64,
+    ) -> bool {
+        let used = tx.edge() - tx.released();
+        let wanted = if used > self.now / 2 { 2 * self.now } else { self.now };
+        self.extend(wanted, tx, arena, buffer)
+    }
+
+    /// As [`grant`](Self::grant), with the blocks that the application asks for.
+    pub(super) fn grant_asked(
+        &mut self,
+        tx: &mut Fifo<Tx>,
+        arena: &mut Arena,
+        buffer: impl FnOnce(&Self, &Arena) -> u64,
+    ) -> bool {
+        let Asked { asks, bytes } = tx.asked(arena);
+        if self.answered == asks {
+            return self.grant(tx, arena, buffer);
+        }
+        let has_all = self.extend(bytes.max(self.now), tx, arena, buffer);
+        self.answered = asks;
+        tx.answer(arena, asks);
+        has_all
+    }
+
+    #[inline]
+    fn extend(
+        &mut self,
+        wanted: u64,
+        tx: &mut Fifo<Tx>,
+        arena: &mut Arena,
+        buffer: impl FnOnce(&Self, &Arena) -> u64,
+    ) -> bool {
+        if wanted > self.now || self.now == 0 {
+            self.most = buffer(self, arena);
+            self.now = self.now.max(wanted.max(FIRST_GRANT).min(self.most));
+            if std::mem::replace(&mut self.told, self.most) != self.most {
+                tx.set_buffer(arena, self.most);
+            }
+        }
+        let upto = tx.released() + self.now;
+        upto <= tx.end() || tx.grant(arena, upto)
+    }
+
+    /// Changes the size of the buffer. Blocks beyond it stay until they are freed.
+    pub(super) fn resize(&mut self, most: u64, tx: &Fifo<Tx>, arena: &Arena) {
+        self.now = self.now.min(most);
+        (self.most, self.told) = (most, most);
+        tx.set_buffer(arena, most);
+    }
+
+    /// The FIFO has lost its blocks.
+    pub(super) fn shrink(&mut self) {
+        self.now = 0;
+    }
+
+    /// Whether blocks are missing below the largest need.
+    pub(super) fn is_short(&self, tx: &Fifo<Tx>) -> bool {
+        tx.end() < tx.released() + self.now
+    }
+}

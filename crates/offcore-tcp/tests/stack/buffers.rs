@@ -1,0 +1,84 @@
+//! Sizes of buffers: what an application may write ahead and leave unread, and what an idle session costs.
+
+use offcore_tcp::proto::{Buffers, Config, ConnId};
+
+use crate::frame;
+use crate::host::Host;
+use crate::streams::content;
+use crate::world::World;
+
+const SECOND: u64 = 1_000_000;
+const FIRST: usize = 100_000;
+
+/// Two hosts with a listener, and a connection between them; both ends.
+fn connected(config: Config, set: impl FnOnce(&mut Host)) -> (World, [ConnId; 2]) {
+    let mut world = World::new(1, 1500, config);
+    world.hosts[1].listen(7, 16);
+    set(&mut world.hosts[1]);
+    let now = world.now;
+    let here = world.hosts[0].connect(now, "10.0.0.2:7");
+    world.run(SECOND / 2);
+    let there = world.hosts[1].accepted[0];
+    (world, [here, there])
+}
+
+/// Writes as a call does that does not wait: what there is room for, and what the stack makes room for at once.
+fn write(host: &mut Host, now: u64, conn: ConnId, bytes: &[u8]) -> usize {
+    let mut done = 0;
+    for _ in 0..2 {
+        let Host { sessions, stack, out, .. } = host;
+        done += sessions.get_mut(&conn).unwrap().writer.write(&bytes[done..]);
+        stack.written(now, conn, out).unwrap();
+    }
+    done
+}
+
+#[test]
+fn the_first_write_takes_what_the_buffer_has_room_for() {
+    let (mut world, [here, _]) = connected(Config::default(), |_| ());
+    for idle in [0, 3 * SECOND] {
+        world.run(idle);
+        let now = world.now;
+        assert_eq!(write(&mut world.hosts[0], now, here, &content(1, FIRST)), FIRST, "after {idle} µs");
+        world.run(SECOND);
+    }
+}
+
+#[test]
+fn a_write_takes_as_much_as_the_application_has_set() {
+    for size in [5000, 50_000, 1 << 20] {
+        let (mut world, [here, there]) = connected(Config::default(), |_| ());
+        let set = Buffers { send: size, receive: 0 };
+        world.hosts[0].stack.set_buffers(here, set);
+        world.hosts[1].sessions.get_mut(&there).unwrap().appetite = 0;
+        let now = world.now;
+        let taken = write(&mut world.hosts[0], now, here, &content(1, 2 << 20));
+        assert_eq!(taken, size as usize);
+    }
+}
+
+#[test]
+fn the_window_is_what_the_application_has_set() {
+    // The listener's is its connections'; what it sets later is not theirs.
+    let set = Buffers { send: 0, receive: 20_000 };
+    let (mut world, [here, there]) = connected(Config::default(), |host| {
+        host.stack.set_listener_buffers(host.listener.unwrap(), set);
+    });
+    world.hosts[1].sessions.get_mut(&there).unwrap().appetite = 0;
+    let now = world.now;
+    world.hosts[0].send(now, here, &content(1, 1 << 20));
+    world.run(10 * SECOND);
+    let unread = world.hosts[1].stack.unread(there);
+    assert!((19_500..=20_000).contains(&unread), "{unread}");
+    let windows = world.trace.iter().filter(|(_, from, _)| *from == 1);
+    let windows = windows.filter_map(|(_, _, frame)| frame::read(frame)).map(|seen| seen.window);
+    assert_eq!(windows.max(), Some(20_000), "that of the SYN; others are scaled");
+    // More is promised when it is set.
+    world.hosts[1].stack.set_buffers(there, Buffers { send: 0, receive: 200_000 });
+    world.hosts[1].sessions.get_mut(&there).unwrap().appetite = 10_000;
+    let now = world.now;
+    world.hosts[1].read(now, there);
+    world.hosts[1].sessions.get_mut(&there).unwrap().appetite = 0;
+    world.run(10 * SECOND);
+    assert!(world.hosts[1].stack.unread(there) > 190_000);
+}
