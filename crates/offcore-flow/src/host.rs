@@ -301,20 +301,23 @@ fn give(path: &mut Path, ctx: &mut Context<'_>, now: u64, iface: u8, burst: &mut
     }
 }
 
-/// Sends what waits, a burst at most.
+/// Sends packets until the port takes no more: one received burst can cause several.
 fn send(tx: &mut dyn TxQueue, waiting: &mut SendQueue, ctx: &mut Context<'_>) {
     if waiting.is_empty() {
         tx.poll(ctx);
         return;
     }
-    let count = waiting.len().min(BURST);
-    let mut burst: Burst = waiting.drain(..count).collect();
-    if !Packet::all_plain(&burst) {
-        fall_back(tx, ctx, &mut burst);
-    }
-    tx.tx(ctx, &mut burst);
-    for packet in burst.drain(..).rev() {
-        waiting.push_front(packet);
+    while !waiting.is_empty() {
+        let count = waiting.len().min(BURST);
+        let mut burst: Burst = waiting.drain(..count).collect();
+        if !Packet::all_plain(&burst) {
+            fall_back(tx, ctx, &mut burst);
+        }
+        tx.tx(ctx, &mut burst);
+        if !burst.is_empty() {
+            burst.drain(..).rev().for_each(|packet| waiting.push_front(packet));
+            return;
+        }
     }
 }
 

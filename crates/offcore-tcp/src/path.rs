@@ -37,6 +37,8 @@ use crate::proto::{Event, HEAD, Out, Owner, Place, Plan, RxChecksum, RxSeg, Seal
 /// What an engine holds up leaves buffers for everybody else.
 const IN_FLIGHT: usize = 1024;
 const SHARE: usize = 4;
+/// What part of the pool is planned in one turn, at most.
+const AT_ONCE_SHARE: usize = 8;
 /// What part of the pool packets may hold that wait to be handed to another worker.
 const ELSEWHERE_SHARE: usize = 16;
 /// Bytes of payload, at most, that are sent as one packet for the port to segment: the length of an IP packet has 16 bits.
@@ -94,7 +96,8 @@ impl Sending {
             }
             leave_checksum(&mut packet, &header);
         }
-        links.enqueue(cache, iface, packet);
+        // It was planned when the queue had room.
+        links.get(iface).queue.push_back(packet);
     }
 }
 
@@ -318,6 +321,10 @@ impl Path {
 
     /// One turn: what is due, copies that are done, and what is to be sent, `budget` packets at most.
     pub fn turn(&mut self, ctx: &mut Context<'_>, now: u64, budget: usize) {
+        self.links.go_on(ctx.cache);
+        for iface in 0..self.links.len() {
+            self.stack.hold(iface as u8, self.links.is_full(iface));
+        }
         self.finish(ctx, now);
         self.stack.timers(now, &mut self.out);
         self.fragments.expire(now, ctx.cache);
@@ -342,7 +349,7 @@ impl Path {
         let held = self.filling + self.links.fewest_queued();
         let share = self.part.div_ceil(SHARE).saturating_sub(held);
         let each = self.links.longest().div_ceil(pool.data_room());
-        share.min(cache.available() / 2) / each.max(1)
+        share.min(self.part / AT_ONCE_SHARE).min(cache.available() / 2) / each.max(1)
     }
 
     /// Copies that are done are reported and their packets freed, or sent: each connection's in order.
@@ -373,13 +380,7 @@ impl Path {
     fn take_out(&mut self, ctx: &mut Context<'_>, now: u64) {
         let mut controls = mem::take(&mut self.out.controls);
         for control in controls.drain(..) {
-            let bytes = control.bytes();
-            let Some(mut packet) = ctx.cache.take_sized(HEADROOM, bytes.len()) else {
-                self.links.stats.starved += 1;
-                continue;
-            };
-            packet.bytes_mut().copy_from_slice(bytes);
-            self.links.enqueue(ctx.cache, control.iface, packet);
+            self.links.enqueue_control(ctx.cache, control);
         }
         self.out.controls = controls;
         let mut plans = mem::take(&mut self.out.plans);

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use offcore_mem::{BURST, Packet, Pool, PoolCache};
+use offcore_mem::{BURST, HEADROOM, Packet, Pool, PoolCache};
 use offcore_wire::ethernet;
 
 use super::queue::SendQueue;
 use super::{buffers, fragments};
-use crate::proto::{Out, Stack, destination};
+use crate::proto::{Control, Out, Stack, destination};
 
 /// Datagrams that wait for their next hop's station, at most, and what part of the pool they may hold.
 const WAITING: usize = 64;
@@ -15,8 +15,12 @@ const WAITING_SHARE: usize = 16;
 /// How long they wait, in microseconds: as long as it is asked for. Time between two looks.
 const LONGEST_WAIT: u64 = 3_000_000;
 const LOOK_AGAIN: u64 = 100_000;
-/// Packets that wait to be sent by an interface, at most: what comes then is dropped, as a queue of an interface does.
-const QUEUE: usize = 1024;
+/// Packets that wait to be sent by an interface: from then on connections plan and acknowledge nothing, and other packets of headers
+/// are held back. With twice as many, datagrams and echo replies are dropped, as by the queue of an interface.
+const MARK: usize = 512;
+const QUEUE: usize = 2 * MARK;
+/// Limit of the packets of headers that are held back.
+const HELD_BACK: usize = 1 << 14;
 /// What part of the pool all such queues may hold. One of them may hold as many buffers as all leave free of that: a port
 /// that is hung gets half of it, and each other one finds room, however many are hung.
 const QUEUES_SHARE: usize = 2;
@@ -29,11 +33,13 @@ pub(super) struct Link {
     /// Bytes of payload, at most, that it cuts into segments; 0 when it does not.
     pub(super) longest: usize,
     pub(super) queue: SendQueue,
+    /// Packets of headers for which the queue or the pool lacks room.
+    held_back: VecDeque<Control>,
 }
 
 impl Link {
     fn new(pool: &'static Pool) -> Self {
-        Self { checksums: false, longest: 0, queue: SendQueue::new(pool) }
+        Self { checksums: false, longest: 0, queue: SendQueue::new(pool), held_back: VecDeque::new() }
     }
 }
 
@@ -99,6 +105,20 @@ impl Links {
         &mut self.links[index]
     }
 
+    /// Whether an interface's port is to take some packets before there are more for it.
+    #[inline]
+    pub(super) fn is_full(&self, iface: usize) -> bool {
+        let Some(Link { queue, held_back, .. }) = self.links.get(iface) else { return false };
+        let held = queue.buffers();
+        // What is planned in one turn comes on top.
+        !held_back.is_empty() || queue.len() >= MARK || held > BURST && self.is_too_long(3 * held)
+    }
+
+    /// How many interfaces there are.
+    pub(super) fn len(&self) -> usize {
+        self.links.len()
+    }
+
     /// The packet waits until the port takes it.
     #[inline]
     pub(super) fn enqueue(&mut self, cache: &mut PoolCache, iface: u8, packet: Packet) {
@@ -110,6 +130,33 @@ impl Links {
             cache.free(packet);
         } else {
             self.get(iface).queue.push_back(packet);
+        }
+    }
+
+    /// Queues a packet of headers, or holds it back while the port is full: without it the peer waits for a timeout.
+    #[inline]
+    pub(super) fn enqueue_control(&mut self, cache: &mut PoolCache, control: Control) {
+        let iface = control.iface;
+        let packet = if self.is_full(iface.into()) { None } else { filled(cache, &control) };
+        let link = self.get(iface);
+        match packet {
+            Some(packet) => link.queue.push_back(packet),
+            None if link.held_back.len() < HELD_BACK => link.held_back.push_back(control),
+            None => self.stats.starved += 1,
+        }
+    }
+
+    /// Queues packets that were held back, up to the mark.
+    #[inline]
+    pub(super) fn go_on(&mut self, cache: &mut PoolCache) {
+        for Link { queue, held_back, .. } in &mut self.links {
+            while queue.len() < MARK
+                && let Some(control) = held_back.front()
+                && let Some(packet) = filled(cache, control)
+            {
+                held_back.pop_front();
+                queue.push_back(packet);
+            }
         }
     }
 
@@ -184,6 +231,15 @@ impl Links {
         }
         cache.free(packet);
     }
+}
+
+/// A packet of headers; none without a buffer.
+#[inline]
+fn filled(cache: &mut PoolCache, control: &Control) -> Option<Packet> {
+    let bytes = control.bytes();
+    let mut packet = cache.take_sized(HEADROOM, bytes.len())?;
+    packet.bytes_mut().copy_from_slice(bytes);
+    Some(packet)
 }
 
 /// Counters of the path.

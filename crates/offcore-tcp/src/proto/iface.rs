@@ -1,5 +1,6 @@
 //! Interfaces, their addresses, and routes.
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use offcore_wire::{MacAddr, ipv6};
@@ -81,6 +82,11 @@ pub(crate) struct Iface {
     pub routes: Vec<Route>,
     /// Bytes of payload, at most, that the port cuts into segments itself; 0 when it does not.
     pub segment_offload: u32,
+    /// Connections that may have something to send.
+    pub ready: VecDeque<u32>,
+    /// The port is full: connections plan and acknowledge nothing. `unacknowledged`: those that have to acknowledge later.
+    pub held: bool,
+    pub unacknowledged: Vec<u32>,
 }
 
 impl Iface {
@@ -95,6 +101,9 @@ impl Iface {
             addresses: all.map(|prefix| OwnAddress { prefix, standing }).collect(),
             routes: config.routes.clone(),
             segment_offload: 0,
+            ready: VecDeque::new(),
+            held: false,
+            unacknowledged: Vec::new(),
         }
     }
 

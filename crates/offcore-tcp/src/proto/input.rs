@@ -337,8 +337,11 @@ impl Input<'_> {
 
 impl Net {
     /// Sends an acknowledgement of all that has come. It may overtake data that is being copied: its sequence number is
-    /// the published edge.
+    /// the published edge. While the port is held the acknowledgement stays due.
     pub(super) fn acknowledge(&mut self, now: u64, tcb: &mut Tcb, out: &mut Out) {
+        if self.ifaces[usize::from(tcb.way.iface)].held {
+            return tcb.receiver.ack_now();
+        }
         let seq = tcb.sender.published_seq();
         self.bare(now, tcb, seq, TcpFlags::ACK, out);
     }

@@ -68,8 +68,8 @@ pub struct Stack {
     touched: Vec<u32>,
     /// What the next packet of a vector may go on with.
     run: Option<Run>,
-    /// Connections that may have something to send.
-    ready: std::collections::VecDeque<u32>,
+    /// The interface that is the first to send in the next call.
+    first: usize,
     pub(super) drops: Drops,
     pub(super) counts: StackCounts,
     /// The connection that [`counts`](Self::counts) begins with next, and the one that was last asked for memory.
@@ -104,7 +104,7 @@ impl Stack {
             half_wheel: Wheel::new(0),
             touched: Vec::new(),
             run: None,
-            ready: std::collections::VecDeque::new(),
+            first: 0,
             drops: Drops::default(),
             counts: StackCounts::default(),
             told: 0,
@@ -125,6 +125,17 @@ impl Stack {
             && self.config.largest_segment == u16::MAX
         {
             iface.segment_offload = longest;
+        }
+    }
+
+    /// The port of interface `iface` has a full queue, or takes packets again. While it is held its connections plan and
+    /// acknowledge nothing.
+    #[inline]
+    pub fn hold(&mut self, iface: u8, held: bool) {
+        let Some(iface) = self.net.ifaces.get_mut(usize::from(iface)) else { return };
+        iface.held = held;
+        if !held && !iface.unacknowledged.is_empty() {
+            self.touched.append(&mut iface.unacknowledged);
         }
     }
 
@@ -307,8 +318,13 @@ impl Stack {
             if tcb.receiver.need() == AckNeed::Now && tcb.is_synchronized() {
                 self.net.acknowledge(now, tcb, out);
             }
+            let iface = &mut self.net.ifaces[usize::from(tcb.way.iface)];
+            if iface.held && tcb.receiver.need() == AckNeed::Now && tcb.is_synchronized() {
+                tcb.touched = true;
+                iface.unacknowledged.push(index);
+            }
             if tcb.is_synchronized() && !std::mem::replace(&mut tcb.ready, true) {
-                self.ready.push_back(index);
+                iface.ready.push_back(index);
             }
             if let Some(deadline) = tcb.deadline() {
                 self.wheel.set(index, deadline);
@@ -316,20 +332,34 @@ impl Stack {
         }
     }
 
-    /// Plans what is to be sent, `budget` packets at most: each connection in its turn.
+    /// Plans what is to be sent, `budget` packets at most: each connection in its turn, but for those whose port is
+    /// [held](Self::hold).
     pub fn tx(&mut self, now: u64, budget: usize, out: &mut Out) {
         if self.udp.has_ready() {
             self.plan_datagrams(budget, out);
         }
         let mut left = budget.saturating_sub(out.plans.len());
-        for _ in 0..self.ready.len() {
-            if left == 0 {
-                return;
+        let count = self.net.ifaces.len();
+        for iface in (self.first..count).chain(0..self.first) {
+            if left > 0 && !self.net.ifaces[iface].held {
+                left = self.tx_by(iface, now, left, out);
             }
-            let Some(index) = self.ready.pop_front() else { return };
-            let Some((id, conn)) = self.conns.at(index) else { continue };
-            let offload = self.net.ifaces[usize::from(conn.tcb.way.iface)].segment_offload;
-            let at_most = offload.min(QUANTUM);
+        }
+        self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
+    }
+
+    /// Plans what is to be sent by one interface, and returns the rest of the budget.
+    #[inline]
+    fn tx_by(&mut self, iface: usize, now: u64, mut left: usize, out: &mut Out) -> usize {
+        let Self { net, conns, wheel, .. } = self;
+        let iface = &mut net.ifaces[iface];
+        let at_most = iface.segment_offload.min(QUANTUM);
+        for _ in 0..iface.ready.len() {
+            if left == 0 {
+                break;
+            }
+            let Some(index) = iface.ready.pop_front() else { break };
+            let Some((id, conn)) = conns.at(index) else { continue };
             let mut quantum = QUANTUM;
             conn.tcb.ready = false;
             if conn.tcb.state == State::Closed {
@@ -347,17 +377,18 @@ impl Stack {
             }
             if left == 0 || quantum == 0 {
                 conn.tcb.ready = true;
-                self.ready.push_back(index);
+                iface.ready.push_back(index);
             }
             if let Some(deadline) = conn.tcb.deadline() {
-                self.wheel.set(index, deadline);
+                wheel.set(index, deadline);
             }
         }
+        left
     }
 
     /// Whether somebody may have something to send.
     pub fn has_ready(&self) -> bool {
-        !self.ready.is_empty() || self.udp.has_ready()
+        self.net.ifaces.iter().any(|iface| !iface.ready.is_empty()) || self.udp.has_ready()
     }
 
     /// The copies of a [`Place`](super::packet::Place) are done, and those of all before it of its connection.

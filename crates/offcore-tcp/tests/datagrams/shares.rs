@@ -198,3 +198,51 @@ fn a_port_that_is_hung_leaves_buffers_to_the_others() {
     assert!(least > all / 4, "{least} of {all} buffers were left");
     assert!(got > 20_000_000, "the other port's clients got {got} bytes");
 }
+
+/// A port that takes nothing for a while delays answers. None is dropped.
+#[test]
+fn answers_wait_for_a_port_that_is_hung() {
+    const CLIENTS: usize = 2500;
+    let pools = [(); 2].map(|()| Pool::new(8192, 2048, Hugepages::None).unwrap());
+    let mut server = End::streaming(&[[10, 0, 0, 1]], pools[0]);
+    let mut client = End::streaming(&[[10, 0, 0, 2]], pools[1]);
+    let listener = server.path.call().0.listen(AppId::OWN, None, 80, 4096, false).unwrap();
+    let connect = |client: &mut End, now| {
+        let (stack, out) = client.path.call();
+        let conn = stack.connect(now, AppId::OWN, None, ([10, 0, 0, 1], 80).into(), out).unwrap();
+        Fifos::new(client, conn)
+    };
+    let mut connections = vec![connect(&mut client, 1)];
+    let (mut accepted, mut got, mut longest) = (Vec::new(), 0, 0);
+    for now in (1..900_000).step_by(1000) {
+        if now == 100_001 {
+            connections.extend((1..CLIENTS).map(|_| connect(&mut client, now)));
+        }
+        if now == 300_001 {
+            connections.iter_mut().for_each(|fifos| fifos.write(&mut client, now));
+        }
+        for frame in client.turn(now) {
+            feed(&mut server, now, 0, &frame);
+        }
+        while let Some(conn) = server.path.call().0.accept(listener) {
+            accepted.push(Fifos::new(&mut server, conn));
+        }
+        got += accepted.iter_mut().map(|fifos| fifos.read(&mut server, now)).sum::<usize>();
+        server.with(|path, ctx| {
+            ctx.mover.poll(ctx.clock);
+            path.turn(ctx, now, BURST);
+        });
+        let hung = (100_000..150_000).contains(&now) || (300_000..350_000).contains(&now);
+        longest = longest.max(server.path.to_send(0).len());
+        let frames = if hung { Vec::new() } else { sent(&mut server, 0) };
+        frames.iter().for_each(|frame| feed(&mut client, now, 0, frame));
+        for end in [&mut server, &mut client] {
+            end.path.take_events(&mut end.events);
+            end.events.clear();
+        }
+    }
+    assert_eq!(accepted.len(), CLIENTS);
+    assert!(got >= 4096 * CLIENTS, "{got} bytes have come");
+    assert_eq!([&server, &client].map(|end| end.path.stats().starved), [0, 0]);
+    assert!((500..600).contains(&longest), "{longest} packets waited");
+}
