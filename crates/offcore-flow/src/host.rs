@@ -10,11 +10,12 @@ use std::sync::atomic::Ordering;
 
 use offcore_dma::Mover;
 use offcore_mem::{BURST, Burst, Packet};
-use offcore_port::offload_fallback::{Accepts, fall_back};
-use offcore_port::{Context, RxQueue, TxQueue};
+use offcore_port::offload_fallback::{Accepts, Taker, fall_back};
+use offcore_port::{Context, DropReason, RxCounters, RxQueue, TxQueue};
 use offcore_stats::{Stage, tsc};
 use offcore_tcp::path::{Path, SendQueue};
 use offcore_tcp::proto::{CallError, ConnId, Event, Out, Stack};
+use offcore_wire::virtio_net::Offloads;
 
 use crate::ring::RingRx;
 use crate::worker::task::{Task, WakeSource, Wakes};
@@ -226,14 +227,14 @@ impl Host {
                     spread.deal(ctx, &path.stack, &mut burst);
                     spread.take_own(ctx, &mut burst, path.is_open(), queue.counters());
                 }
-                give(path, ctx, now, iface, &mut burst);
+                give(&mut Input { path, now, iface, counters: queue.counters() }, ctx, &mut burst);
             }
             let Some(spread) = &mut port.spread else { continue };
             for ring in &mut spread.rings.from {
                 if path.is_open() {
                     ring.rx(ctx, &mut burst);
                     received += burst.len();
-                    give(path, ctx, now, iface, &mut burst);
+                    give(&mut Input { path, now, iface, counters: ring.counters() }, ctx, &mut burst);
                 }
             }
             received += spread.deal_whole(ctx, path, iface);
@@ -290,15 +291,41 @@ impl Host {
     }
 }
 
+/// The stack, as it takes packets from a queue.
+struct Input<'a> {
+    path: &'a mut Path,
+    now: u64,
+    iface: u8,
+    counters: &'a RxCounters,
+}
+
+impl Taker for Input<'_> {
+    /// The stack reads a large TCP packet as one segment. Large UDP and tunnel packets are split: their lengths mean one datagram.
+    fn accepts(&self) -> Accepts {
+        Accepts { offloads: Offloads { uso: false, ..Offloads::ALL }, segments: true }
+    }
+
+    fn take(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        self.path.receive(ctx, self.now, self.iface, burst);
+    }
+
+    fn count_drop(&self, reason: DropReason, packets: u64) {
+        self.counters.drop(reason, packets);
+    }
+}
+
 /// Gives the stack a burst.
 #[inline]
-fn give(path: &mut Path, ctx: &mut Context<'_>, now: u64, iface: u8, burst: &mut Burst) {
+fn give(input: &mut Input<'_>, ctx: &mut Context<'_>, burst: &mut Burst) {
     if burst.is_empty() {
         // What a poll that found nothing took belongs to no stage of a packet's way.
         ctx.clock.lap(Stage::Idle);
-    } else {
-        path.receive(ctx, now, iface, burst);
+        return;
     }
+    if !Packet::all_plain(burst) {
+        fall_back(input, ctx, burst);
+    }
+    input.take(ctx, burst);
 }
 
 /// Sends packets until the port takes no more: one received burst can cause several.

@@ -29,7 +29,7 @@ use offcore_wire::virtio_net::Offloads;
 
 use crate::base::PortBase;
 use crate::base::cell::{Cell, End};
-use crate::netdev::{Link, NetDev, advice};
+use crate::netdev::{self, Link, NetDev, advice};
 use crate::spec::AfPacketSpec;
 use crate::{Port, PortError, QueueSetup, RxQueue, TxQueue};
 
@@ -220,12 +220,13 @@ impl AfPacketPort {
         self.state.is_up.store(self.link == Link::Up && self.connected, Ordering::Relaxed);
     }
 
-    /// The offloads that the kernel does for packets to be sent. Past the queueing discipline it segments nothing.
+    /// The offloads that the kernel does for packets to be sent. Past the queueing discipline it segments nothing. UDP
+    /// segmentation needs Linux 6.2.
     fn offloads(&self) -> Offloads {
         if self.spec.qdisc_bypass {
             Offloads { checksum: true, ..Offloads::default() }
         } else {
-            Offloads::ALL
+            Offloads { uso: netdev::kernel_is_at_least(6, 2), ..Offloads::ALL }
         }
     }
 }

@@ -90,6 +90,13 @@ pub(crate) fn advice(name: &str, error: &io::Error) -> String {
     }
 }
 
+/// Whether the kernel is version `major`.`minor` or later. An unknown version counts as older.
+pub(crate) fn kernel_is_at_least(major: u32, minor: u32) -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
+    (numbers.next(), numbers.next()) >= (Some(major), Some(minor))
+}
+
 impl NetDev {
     /// The interface called `name` in the calling thread's network namespace.
     ///

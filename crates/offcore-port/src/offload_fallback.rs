@@ -1,8 +1,8 @@
 //! The software offload fallback: packets that are more than the other side takes, made into ones that it does.
 //!
-//! A guest or the kernel may leave checksums open, hand over TCP packets of 64 KiB to be segmented, and send packets
-//! that take several buffers. To a port that can do as much they go as they are. For any other port the core does here
-//! what was left to do: it completes checksums, segments, and copies several buffers into one.
+//! A guest or the kernel may leave checksums open, leave the segmentation of TCP and UDP packets of 64 KiB, with or without a
+//! tunnel, and send packets that take several buffers. They pass unchanged to a port that accepts them. For any other port the
+//! core does the rest: it completes checksums, segments packets, and copies several buffers into one.
 
 use offcore_mem::{Burst, HEADROOM, Packet, Pool, PoolCache, Segments};
 use offcore_stats::Stage;
@@ -37,32 +37,63 @@ impl Accepts {
     }
 }
 
-/// Leaves in `burst` only packets that `tx` takes, made of those that were there, in their order. When they become more
-/// than a burst holds, the first are sent. Those that nothing can be made of, and those that would become more than 256
-/// segments, are dropped and counted with `tx`.
-pub fn fall_back(tx: &mut dyn TxQueue, ctx: &mut Context<'_>, burst: &mut Burst) {
-    let accepts = tx.accepts();
+/// What takes packets: a TX queue, or the host stack.
+pub trait Taker {
+    /// See [`TxQueue::accepts`].
+    fn accepts(&self) -> Accepts;
+
+    /// See [`TxQueue::tx`].
+    fn take(&mut self, ctx: &mut Context<'_>, burst: &mut Burst);
+
+    /// Counts dropped packets.
+    fn count_drop(&self, reason: DropReason, packets: u64);
+}
+
+impl<T: TxQueue + ?Sized> Taker for T {
+    fn accepts(&self) -> Accepts {
+        TxQueue::accepts(self)
+    }
+
+    fn take(&mut self, ctx: &mut Context<'_>, burst: &mut Burst) {
+        self.tx(ctx, burst);
+    }
+
+    fn count_drop(&self, reason: DropReason, packets: u64) {
+        self.counters().drop(reason, packets);
+    }
+}
+
+/// Converts the packets in `burst` into packets that `to` accepts, in their order. If a burst has no room for all of them, the
+/// first are given to `to`. A packet that cannot be converted, or would become more than 256 segments, is dropped and
+/// counted.
+pub fn fall_back<T: Taker + ?Sized>(to: &mut T, ctx: &mut Context<'_>, burst: &mut Burst) {
+    let accepts = to.accepts();
     if burst.iter().all(|packet| accepts.takes(packet)) {
         return;
     }
-    fall_back_slowly(accepts, tx, ctx, burst);
+    fall_back_slowly(accepts, to, ctx, burst);
 }
 
 #[cold]
-fn fall_back_slowly(accepts: Accepts, tx: &mut dyn TxQueue, ctx: &mut Context<'_>, burst: &mut Burst) {
+fn fall_back_slowly<T: Taker + ?Sized>(
+    accepts: Accepts,
+    to: &mut T,
+    ctx: &mut Context<'_>,
+    burst: &mut Burst,
+) {
     let packets = std::mem::take(burst);
-    let mut out = Out { tx, burst };
+    let mut out = Out { to, burst };
     for packet in packets {
         match fallback_for(accepts, packet, ctx.cache) {
             Fallback::Packet(packet) => out.push(packet, ctx),
             Fallback::Segment(packet) => {
                 if let Err((reason, packets)) = segment(accepts, &packet, ctx, &mut out) {
-                    out.tx.counters().drop(reason, packets);
+                    out.to.count_drop(reason, packets);
                 }
                 ctx.cache.free(packet);
             }
             Fallback::Drop(packet, reason) => {
-                out.tx.counters().drop(reason, 1);
+                out.to.count_drop(reason, 1);
                 ctx.cache.free(packet);
             }
         }
@@ -136,11 +167,11 @@ fn join(packet: &Packet, cache: &mut PoolCache) -> Option<Packet> {
 }
 
 /// Sends the packets that `packet` is to be segmented into; or says why some are not, and how many.
-fn segment(
+fn segment<T: Taker + ?Sized>(
     accepts: Accepts,
     packet: &Packet,
     ctx: &mut Context<'_>,
-    out: &mut Out<'_>,
+    out: &mut Out<'_, T>,
 ) -> Result<(), (DropReason, u64)> {
     let pool = ctx.cache.pool();
     let total = pool.total_len(packet);
@@ -176,17 +207,18 @@ fn reason(error: GsoError) -> DropReason {
     }
 }
 
-/// Where packets that can be sent go: the burst, and from there, when it is full, to the queue.
-struct Out<'a> {
-    tx: &'a mut dyn TxQueue,
+/// Where packets that are taken go: the burst, and from there, when it is full, to the taker.
+struct Out<'a, T: Taker + ?Sized> {
+    to: &'a mut T,
     burst: &'a mut Burst,
 }
 
-impl Out<'_> {
+impl<T: Taker + ?Sized> Out<'_, T> {
     fn push(&mut self, packet: Packet, ctx: &mut Context<'_>) {
         if self.burst.is_full() {
-            self.tx.tx(ctx, self.burst);
-            self.tx.counters().drop_all(DropReason::Full, self.burst, ctx.cache);
+            self.to.take(ctx, self.burst);
+            self.to.count_drop(DropReason::Full, self.burst.len() as u64);
+            ctx.cache.free_all(self.burst.drain(..));
         }
         self.burst.push(packet);
     }

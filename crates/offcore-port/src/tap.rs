@@ -2,7 +2,7 @@
 //!
 //! The kernel puts a virtio-net header of 12 bytes in front of each packet, and takes one. It is read into the packet's
 //! headroom, so that the packet itself lies where packets lie. Unless offloads are switched off, it may leave a
-//! checksum open or ask for segmentation: TCP between the kernel and a guest then goes in packets of up to 64 KiB, and
+//! checksum open or ask for segmentation: TCP and UDP between the kernel and a guest then go in packets of up to 64 KiB, and
 //! nobody sums them up. Packets longer than a packet buffer are packets of several.
 //!
 //! An interface that the port made goes away with the port; one that was there before (`ip tuntap add`) stays. One that
@@ -30,6 +30,7 @@ use crate::offload_fallback;
 use crate::spec::TapSpec;
 use crate::{Accepts, Context, DropReason, Port, PortError, QueueSetup, RxQueue, TxCounters, TxQueue};
 
+use interface::Interface;
 use rx::TapRx;
 
 /// Bytes of a VLAN tag, which the MTU does not count.
@@ -47,7 +48,7 @@ pub struct TapPort {
     base: PortBase,
     interface: NetDev,
     mtu: usize,
-    offloads: bool,
+    offloads: Offloads,
     /// The pool is too small for the offloads that were asked for.
     too_small: bool,
     /// Bytes of the longest packet that is received.
@@ -74,7 +75,7 @@ impl TapPort {
         let most = pool.chunks() / SPARES_SHARE;
         // The kernel leaves nothing to a port that has no room for it.
         let offloads = spec.offloads && spares(LONGEST_GSO) <= most;
-        let (interface, files) =
+        let Interface { netdev: interface, files, offloads: agreed } =
             interface::open(&spec.name, spec.queues, offloads).map_err(|(what, e)| fail(what, e))?;
         let ask = |what: &str| format!("asking for the {what} of '{}'", interface.name());
         let mtu = interface.mtu().map_err(|e| fail(ask("MTU"), e))?;
@@ -96,7 +97,7 @@ impl TapPort {
             base: PortBase::new(name, mac, spec.queues),
             interface,
             mtu,
-            offloads,
+            offloads: agreed,
             too_small: spec.offloads && !offloads,
             longest,
             pool,
@@ -153,8 +154,8 @@ impl Port for TapPort {
 
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError> {
         let counters = self.base.take_tx(index, &setup)?;
-        let offloads = if self.offloads { Offloads::ALL } else { Offloads::default() };
-        Ok(Box::new(TapTx { queue: self.queue(index, 1)?, pool: self.pool, offloads, counters }))
+        let (queue, offloads) = (self.queue(index, 1)?, self.offloads);
+        Ok(Box::new(TapTx { queue, pool: self.pool, offloads, counters }))
     }
 
     /// An interface that was deleted is made again, without the addresses that it had.
@@ -163,7 +164,9 @@ impl Port for TapPort {
         if !self.is_deleted() {
             return;
         }
-        let Ok((interface, files)) = interface::open(self.interface.name(), self.spec.queues, self.offloads)
+        let has_offloads = self.offloads.checksum;
+        let Ok(Interface { netdev: interface, files, .. }) =
+            interface::open(self.interface.name(), self.spec.queues, has_offloads)
         else {
             return;
         };
@@ -181,7 +184,7 @@ impl Port for TapPort {
         };
         let renewed =
             if self.renewed == 0 { String::new() } else { format!(", made anew {} times", self.renewed) };
-        let offloads = match (self.offloads, self.too_small) {
+        let offloads = match (self.offloads.checksum, self.too_small) {
             (true, _) => "on",
             (false, false) => "off",
             (false, true) => "off (they need more packet buffers: --mbufs)",

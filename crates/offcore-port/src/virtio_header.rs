@@ -36,13 +36,13 @@ fn apply_special(header: NetHeader, packet: &mut Packet, pool: &Pool, agreed: Of
 mod tests {
     use offcore_mem::{HEADROOM, Hugepages, Pool};
     use offcore_wire::virtio_net::{
-        VIRTIO_NET_HDR_F_DATA_VALID, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4,
-        VIRTIO_NET_HDR_GSO_UDP_L4,
+        GSO_TUNNEL, VIRTIO_NET_HDR_F_DATA_VALID, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4,
+        VIRTIO_NET_HDR_GSO_UDP, VIRTIO_NET_HDR_GSO_UDP_L4,
     };
 
     use super::*;
 
-    const NONE: Offloads = Offloads { checksum: false, tso4: false, tso6: false, ecn: false };
+    const NONE: Offloads = Offloads { checksum: false, tso4: false, tso6: false, ecn: false, uso: false };
 
     #[test]
     fn headers_are_applied_or_refused() {
@@ -88,6 +88,7 @@ mod tests {
             ..Default::default()
         };
         let tcp = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_TCPV4, gso_size: 1448, ..open };
+        let udp = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_UDP_L4, ..tcp };
         for (header, agreed, expected) in [
             (
                 NetHeader {
@@ -100,7 +101,10 @@ mod tests {
             ),
             (NetHeader { num_buffers: 3, ..tcp }, Offloads::ALL, Some(tcp)),
             (tcp, Offloads { tso4: false, ..Offloads::ALL }, None),
-            (NetHeader { gso_type: VIRTIO_NET_HDR_GSO_UDP_L4, ..tcp }, Offloads::ALL, None),
+            (udp, Offloads::ALL, Some(udp)),
+            (udp, Offloads { uso: false, ..Offloads::ALL }, None),
+            (NetHeader { gso_type: VIRTIO_NET_HDR_GSO_UDP, ..tcp }, Offloads::ALL, None),
+            (NetHeader { gso_type: VIRTIO_NET_HDR_GSO_TCPV4 | GSO_TUNNEL, ..tcp }, Offloads::ALL, None),
             (NetHeader { flags: 0, ..tcp }, Offloads::ALL, None),
             (NetHeader { gso_size: 0, ..tcp }, Offloads::ALL, None),
             (NetHeader { csum_start: 3999, ..open }, Offloads::ALL, None),

@@ -53,10 +53,13 @@ const OFFLOADS: u64 = features::VIRTIO_NET_F_CSUM
     | features::VIRTIO_NET_F_HOST_TSO4
     | features::VIRTIO_NET_F_HOST_TSO6
     | features::VIRTIO_NET_F_HOST_ECN
+    | features::VIRTIO_NET_F_HOST_USO
     | features::VIRTIO_NET_F_GUEST_CSUM
     | features::VIRTIO_NET_F_GUEST_TSO4
     | features::VIRTIO_NET_F_GUEST_TSO6
-    | features::VIRTIO_NET_F_GUEST_ECN;
+    | features::VIRTIO_NET_F_GUEST_ECN
+    | features::VIRTIO_NET_F_GUEST_USO4
+    | features::VIRTIO_NET_F_GUEST_USO6;
 
 /// A virtio-user port.
 #[derive(Debug)]

@@ -5,14 +5,15 @@
 mod common;
 
 use common::tcp::{are_segments, whole};
+use common::udp;
 use common::{Worker, frame, pool};
 use offcore_mem::{BURST, Burst, Packet};
 use offcore_port::offload_fallback::fall_back;
 use offcore_port::{Accepts, Context, DropReason, TxCounters, TxQueue};
 use offcore_wire::checksum;
 use offcore_wire::virtio_net::{
-    NetHeader, Offloads, VIRTIO_NET_HDR_GSO_NONE, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
-    VIRTIO_NET_HDR_GSO_UDP,
+    GSO_TUNNEL, NetHeader, Offloads, VIRTIO_NET_HDR_GSO_NONE, VIRTIO_NET_HDR_GSO_TCPV4,
+    VIRTIO_NET_HDR_GSO_TCPV6, VIRTIO_NET_HDR_GSO_UDP,
 };
 
 /// Keeps what is sent, as long as there is room.
@@ -76,7 +77,7 @@ fn send_one(worker: &mut Worker, sink: &mut Sink, header: &NetHeader, bytes: &[u
 }
 
 const TSO: Offloads = Offloads { ecn: false, ..Offloads::ALL };
-const NONE: Offloads = Offloads { checksum: false, tso4: false, tso6: false, ecn: false };
+const NONE: Offloads = Offloads { checksum: false, tso4: false, tso6: false, ecn: false, uso: false };
 
 #[test]
 fn plain_packets_are_left_alone() {
@@ -125,6 +126,38 @@ fn tcp_is_segmented_in_place() {
             assert_eq!((sink.calls, sink.counters.dropped_total()), (2, 0));
         }
     }
+}
+
+#[test]
+fn udp_is_cut_into_its_datagrams() {
+    let mut worker = Worker::new(pool(512));
+    for (v6, len, size) in [(false, 60_000, 1200), (true, 60_000, 1200), (false, 5001, 500), (true, 900, 900)]
+    {
+        let (header, bytes, datagrams) = udp::whole(v6, len, size);
+        let mut sink = Sink::new(Offloads { uso: false, ..Offloads::ALL }, true);
+        send_one(&mut worker, &mut sink, &header, &bytes);
+        assert_eq!(sink.frames(), datagrams);
+        assert!(sink.sent.iter().all(|(header, _)| *header == NetHeader::default()));
+        let mut capable = Sink::new(Offloads { uso: true, checksum: true, ..NONE }, true);
+        send_one(&mut worker, &mut capable, &header, &bytes);
+        assert_eq!(capable.sent, [(header, bytes)]);
+        assert_eq!(sink.counters.dropped_total() + capable.counters.dropped_total(), 0);
+    }
+}
+
+/// Whatever a queue takes: the header of a tunnel's packet means something else to the other side.
+#[test]
+fn tunnelled_packets_are_always_cut() {
+    let mut worker = Worker::new(pool(512));
+    let (header, bytes, datagrams) = udp::tunnelled(60_000, 1200);
+    let header = NetHeader { gso_type: header.gso_type | GSO_TUNNEL, ..header };
+    let mut sink = Sink::new(Offloads::ALL, true);
+    send_one(&mut worker, &mut sink, &header, &bytes);
+    assert_eq!((sink.frames(), sink.counters.dropped_total()), (datagrams, 0));
+    // Without a tunnel around it.
+    let broken = NetHeader { csum_start: header.csum_start + 2, ..header };
+    send_one(&mut worker, &mut sink, &broken, &bytes);
+    assert_eq!(sink.counters.dropped(DropReason::Malformed), 1);
 }
 
 /// Between guests with jumbo frames, of which one has its offloads switched off.

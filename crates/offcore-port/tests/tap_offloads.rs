@@ -8,6 +8,7 @@ mod common;
 use std::net::UdpSocket;
 
 use common::tcp::{are_segments, whole};
+use common::udp;
 use common::{TIMEOUT, Worker, frame, in_namespace, ip, pool, until};
 use offcore_mem::Burst;
 use offcore_port::spec::PortSpec;
@@ -106,6 +107,35 @@ fn a_packet_to_be_segmented_passes_as_it_is() {
         }
         a.end_whole();
         b.end_whole();
+    });
+}
+
+/// The kernel takes it from one port and gives it to the other; to a port without offloads it gives the datagrams.
+#[test]
+fn udp_to_be_segmented_passes_as_it_is() {
+    in_namespace("udp_to_be_segmented_passes_as_it_is", || {
+        let [mut a, mut b] = Tap::bridged("tap:oc0", "tap:oc1");
+        let mut plain = Tap::new("tap:oc2,offloads=off");
+        ip("link set oc2 master br0");
+        if !a.tx.accepts().offloads.uso {
+            return eprintln!("SKIP: udp_to_be_segmented_passes_as_it_is: it needs Linux 6.2");
+        }
+        for (v6, len) in [(false, 60_000), (true, 60_000), (false, 2401), (true, 5000)] {
+            let (header, bytes, datagrams) = udp::whole(v6, len, 1200);
+            a.send(&header, &bytes);
+            let (found, frame) = b.receive_one(&bytes);
+            assert_eq!(NetHeader { hdr_len: header.hdr_len, ..found }, header);
+            assert!(frame == bytes, "{len} bytes, byte for byte");
+            let mut frames = Vec::new();
+            until("the datagrams arrive", || {
+                frames.extend(plain.receive(&bytes).into_iter().map(|(_, frame)| frame));
+                frames.len() >= datagrams.len()
+            });
+            assert!(frames == datagrams, "{len} bytes");
+        }
+        a.end_whole();
+        b.end_whole();
+        plain.end_whole();
     });
 }
 

@@ -45,6 +45,13 @@ pub const VIRTIO_F_RING_PACKED: u64 = 1 << 34;
 /// Chains are used in the order in which they were made available (VIRTIO_F_IN_ORDER).
 pub const VIRTIO_F_IN_ORDER: u64 = 1 << 35;
 
+/// The driver accepts large UDP packets over IPv4 (VIRTIO_NET_F_GUEST_USO4; virtio 1.3, section 5.1.3).
+pub const VIRTIO_NET_F_GUEST_USO4: u64 = 1 << 54;
+/// The driver accepts large UDP packets over IPv6 (VIRTIO_NET_F_GUEST_USO6).
+pub const VIRTIO_NET_F_GUEST_USO6: u64 = 1 << 55;
+/// The device segments large UDP packets (VIRTIO_NET_F_HOST_USO).
+pub const VIRTIO_NET_F_HOST_USO: u64 = 1 << 56;
+
 /// What the back end offers.
 pub const OFFERED: u64 = VIRTIO_NET_F_CSUM
     | VIRTIO_NET_F_GUEST_CSUM
@@ -66,7 +73,10 @@ pub const OFFERED: u64 = VIRTIO_NET_F_CSUM
     | VHOST_USER_F_PROTOCOL_FEATURES
     | VIRTIO_F_VERSION_1
     | VIRTIO_F_RING_PACKED
-    | VIRTIO_F_IN_ORDER;
+    | VIRTIO_F_IN_ORDER
+    | VIRTIO_NET_F_GUEST_USO4
+    | VIRTIO_NET_F_GUEST_USO6
+    | VIRTIO_NET_F_HOST_USO;
 
 /// Device status: the driver has noticed the device (ACKNOWLEDGE; virtio 1.2, section 2.1).
 pub const STATUS_ACKNOWLEDGE: u8 = 1;
@@ -112,13 +122,16 @@ pub const PROTOCOL_OFFERED: u64 = VHOST_USER_PROTOCOL_F_MQ
 
 /// Features that mean nothing without others (virtio 1.2, section 5.1.3.1): each with those of which it needs one.
 /// MQ needs CTRL_VQ, too, but the front end serves that queue and DPDK's does not pass the feature on.
-const NEEDS: [(u64, u64); 6] = [
+const NEEDS: [(u64, u64); 9] = [
     (VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_CSUM),
     (VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_CSUM),
     (VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4 | VIRTIO_NET_F_GUEST_TSO6),
     (VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_CSUM),
     (VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_CSUM),
     (VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4 | VIRTIO_NET_F_HOST_TSO6),
+    (VIRTIO_NET_F_GUEST_USO4, VIRTIO_NET_F_GUEST_CSUM),
+    (VIRTIO_NET_F_GUEST_USO6, VIRTIO_NET_F_GUEST_CSUM),
+    (VIRTIO_NET_F_HOST_USO, VIRTIO_NET_F_CSUM),
 ];
 
 /// Of the features chosen those that mean something: without what it needs a feature is none.
@@ -148,18 +161,22 @@ pub const fn transmitted(chosen: u64) -> Offloads {
         tso4: chosen & VIRTIO_NET_F_HOST_TSO4 != 0,
         tso6: chosen & VIRTIO_NET_F_HOST_TSO6 != 0,
         ecn: chosen & VIRTIO_NET_F_HOST_ECN != 0,
+        uso: chosen & VIRTIO_NET_F_HOST_USO != 0,
     }
 }
 
-/// What packets may leave to the guest that receives them.
+/// What packets may leave to the guest that receives them. A virtio-net header does not tell the IP version of a UDP packet, so
+/// UDP segmentation needs a guest that accepts both.
 #[must_use]
 pub const fn received(chosen: u64) -> Offloads {
+    const USO: u64 = VIRTIO_NET_F_GUEST_USO4 | VIRTIO_NET_F_GUEST_USO6;
     let chosen = effective(chosen);
     Offloads {
         checksum: chosen & VIRTIO_NET_F_GUEST_CSUM != 0,
         tso4: chosen & VIRTIO_NET_F_GUEST_TSO4 != 0,
         tso6: chosen & VIRTIO_NET_F_GUEST_TSO6 != 0,
         ecn: chosen & VIRTIO_NET_F_GUEST_ECN != 0,
+        uso: chosen & USO == USO,
     }
 }
 
@@ -182,9 +199,11 @@ mod tests {
             all & !(VIRTIO_NET_F_CSUM
                 | VIRTIO_NET_F_HOST_TSO4
                 | VIRTIO_NET_F_HOST_TSO6
-                | VIRTIO_NET_F_HOST_ECN)
+                | VIRTIO_NET_F_HOST_ECN
+                | VIRTIO_NET_F_HOST_USO)
         );
-        let guest = VIRTIO_NET_F_GUEST_TSO4 | VIRTIO_NET_F_GUEST_TSO6 | VIRTIO_NET_F_GUEST_ECN;
+        let tso = VIRTIO_NET_F_GUEST_TSO4 | VIRTIO_NET_F_GUEST_TSO6 | VIRTIO_NET_F_GUEST_ECN;
+        let guest = tso | VIRTIO_NET_F_GUEST_USO4 | VIRTIO_NET_F_GUEST_USO6;
         assert_eq!(effective(all & !VIRTIO_NET_F_GUEST_CSUM), all & !(VIRTIO_NET_F_GUEST_CSUM | guest));
         assert_eq!(
             effective(all & !VIRTIO_NET_F_HOST_TSO4),
@@ -193,5 +212,16 @@ mod tests {
         );
         let without = all & !(VIRTIO_NET_F_GUEST_TSO4 | VIRTIO_NET_F_GUEST_TSO6);
         assert_eq!(effective(without), without & !VIRTIO_NET_F_GUEST_ECN);
+    }
+
+    #[test]
+    fn udp_is_segmented_where_both_versions_are() {
+        let (four, six) = (VIRTIO_NET_F_GUEST_USO4, VIRTIO_NET_F_GUEST_USO6);
+        for (guest, uso) in [(0, false), (four, false), (six, false), (four | six, true)] {
+            assert_eq!(received(VIRTIO_NET_F_GUEST_CSUM | guest).uso, uso, "{guest:#x}");
+            assert!(!received(guest).uso, "without checksums");
+        }
+        assert!(transmitted(VIRTIO_NET_F_CSUM | VIRTIO_NET_F_HOST_USO).uso);
+        assert!(!transmitted(VIRTIO_NET_F_HOST_USO | four | six).uso);
     }
 }

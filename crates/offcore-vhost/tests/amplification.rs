@@ -9,17 +9,19 @@ use offcore_mem::{Burst, Packet};
 use offcore_ring::{device::Direction, driver};
 use offcore_vhost::dequeue::Arm;
 use offcore_vhost::features::{
-    VIRTIO_F_VERSION_1, VIRTIO_NET_F_CSUM, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_MRG_RXBUF,
+    VIRTIO_F_VERSION_1, VIRTIO_NET_F_CSUM, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_USO,
+    VIRTIO_NET_F_MRG_RXBUF,
 };
 use offcore_vhost::pair::{Next, Pair};
 use offcore_vhost::testing::*;
 use offcore_vhost::{Dequeue, Enqueue, VringCell, VringConfig};
 use offcore_wire::virtio_net::{
-    HEADER_LEN, NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4,
+    HEADER_LEN, NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_UDP,
+    VIRTIO_NET_HDR_GSO_UDP_L4,
 };
 
 /// Features of a driver that leaves TCP to be segmented.
-const TSO: u64 = FEATURES | VIRTIO_NET_F_CSUM | VIRTIO_NET_F_HOST_TSO4;
+const TSO: u64 = FEATURES | VIRTIO_NET_F_CSUM | VIRTIO_NET_F_HOST_TSO4 | VIRTIO_NET_F_HOST_USO;
 /// Descriptors of a chain, at most.
 const CHAIN: usize = 64;
 
@@ -65,7 +67,11 @@ fn sender(size: u16, offload: bool) -> Sender {
 impl Sender {
     /// Makes `packets` packets of 1500 bytes available, to be cut into segments of `gso_size`.
     fn transmit(&mut self, packets: u64, gso_size: u16) {
-        let header = asking(gso_size).to_bytes();
+        self.transmit_with(packets, asking(gso_size));
+    }
+
+    fn transmit_with(&mut self, packets: u64, header: NetHeader) {
+        let header = header.to_bytes();
         for serial in self.sent..self.sent + packets {
             let address = self.guest.buffer(serial as usize % 128, 4096);
             self.guest.write(address, &[&header[..], &pattern(serial, 1500)].concat());
@@ -128,6 +134,25 @@ fn segments_of_a_call_are_bounded() {
         t.cell.publish(|wanted| wanted.vring = None);
         assert!(t.call(true).is_empty() && t.dequeue.in_flight(&mut t.worker.mover) == 0);
     }
+}
+
+/// A datagram may have one byte, so a packet of 1500 bytes asks for as many of them.
+#[test]
+fn datagrams_of_a_call_are_bounded() {
+    let mut t = sender(256, false);
+    let header = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_UDP_L4, csum_offset: 6, ..asking(1) };
+    t.transmit_with(20, header);
+    for packet in 0..20 {
+        let burst = t.call(false);
+        assert_eq!(burst.len(), 1, "packet {packet}");
+        assert_eq!(burst[0].headroom_bytes(HEADER_LEN), header.essence().to_bytes());
+        t.worker.cache.free_all(burst);
+    }
+    // UFO is not offered.
+    t.transmit_with(1, NetHeader { gso_type: VIRTIO_NET_HDR_GSO_UDP, ..header });
+    let (mut burst, mut ctx) = (Burst::new(), t.worker.ctx());
+    let dequeued = t.dequeue.try_dequeue(&mut ctx, &mut burst);
+    assert_eq!((dequeued.packets, dequeued.malformed), (0, 1));
 }
 
 /// What TCP has of segments in the ordinary way, by the kernel's and by old defaults, goes in bursts as it comes.

@@ -1,50 +1,56 @@
-//! TCP packets that a virtio driver leaves to the device to cut into segments (`VIRTIO_NET_HDR_GSO_TCPV4` and `TCPV6`,
-//! virtio 1.2, 5.1.6.2), cut in software.
+//! Packets that a sender leaves to be cut into segments (virtio 1.2, 5.1.6.2), cut in software: TCP
+//! (`VIRTIO_NET_HDR_GSO_TCPV4` and `TCPV6`) and UDP (`VIRTIO_NET_HDR_GSO_UDP_L4`), plain or inside a tunnel.
 //!
 //! A [`Segmenter`] is made from the virtio-net header, the first bytes of the frame and its length. It gives the
 //! segments one after another: which part of the payload each has, and, once the caller has summed that part up, the
 //! headers to go in front. The payload itself is never seen, so it may lie in several places.
+//!
+//! A packet of a tunnel (VXLAN, Geneve, GRE, IP in IP) has two IP headers. The virtio-net header of a packet socket shows the
+//! inner packet only: `gso_type` is its type, and `csum_start` the offset of its transport header.
 
-use std::{iter::FusedIterator, net::Ipv4Addr, ops::Range};
+mod headers;
+
+use std::iter::FusedIterator;
+use std::ops::Range;
+
+pub use headers::Ip;
+use headers::{Carrier, Headers, IpHeader};
 
 use crate::{
     checksum::Sum,
-    ethernet::{self, EtherType, VLAN_TAG_LEN},
+    ethernet::EtherType,
     ip::IpProtocol,
     ipv4, ipv6, tcp,
     tcp::TcpFlags,
-    virtio_net::{NetHeader, VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6},
+    udp,
+    virtio_net::{
+        GSO_TUNNEL, NetHeader, VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
+        VIRTIO_NET_HDR_GSO_UDP_L4,
+    },
 };
 
-/// Longest headers of a packet to be segmented, Ethernet to TCP with all options, in bytes.
-pub const MAX_HEADERS: usize = 256;
-/// Least payload of a segment in bytes. What TCP's smallest maximum segment size leaves beside all options is 8 (Linux
-/// has the same bound); a smaller one serves only to make one packet very many.
+/// Longest headers of a packet to be segmented, in bytes: a tunnel's with all options of Geneve, and TCP with all of its.
+pub const MAX_HEADERS: usize = 512;
+/// Least payload of a TCP segment in bytes. What TCP's smallest maximum segment size leaves beside all options is 8 (Linux
+/// has the same bound); a smaller one serves only to make one packet very many. A datagram may have one byte.
 pub const MIN_SIZE: u16 = 8;
-
-/// VLAN tags in front of the IP header, at most.
-const MAX_TAGS: usize = 2;
 
 /// Headers of a packet to be segmented: it gives the segments' headers.
 #[derive(Debug, Clone)]
 pub struct Segmenter {
     headers: [u8; MAX_HEADERS],
     header_len: usize,
-    ip: Ip,
-    ip_at: usize,
-    tcp_at: usize,
+    found: Headers,
+    transport: Transport,
     payload_len: usize,
     size: usize,
-    ident: u16,
-    seq: u32,
-    flags: u8,
 }
 
-/// The version of IP.
+/// The transport header whose payload is cut.
 #[derive(Debug, Clone, Copy)]
-enum Ip {
-    V4,
-    V6,
+enum Transport {
+    Tcp { seq: u32, flags: u8 },
+    Udp { has_checksum: bool },
 }
 
 /// A part of a packet to be segmented that becomes a packet.
@@ -57,37 +63,47 @@ pub struct Segment {
     pub last: bool,
 }
 
+/// Whether the packet is a tunnel's. `front` is the beginning of its frame, as in [`Segmenter::new`].
+pub fn is_tunnelled(header: &NetHeader, front: &[u8]) -> bool {
+    header.needs_checksum()
+        && IpHeader::in_frame(front, 0).is_ok_and(|ip| ip.end != usize::from(header.csum_start))
+}
+
 impl Segmenter {
     /// Takes a frame of `frame_len` bytes that begins with `front`, which must have all headers in it:
-    /// [`MAX_HEADERS`] bytes, or the whole frame, are enough. IP's length and checksum fields may hold anything.
+    /// [`MAX_HEADERS`] bytes, or the whole frame, are enough. Length and checksum fields may hold anything, but that 0 in a
+    /// tunnel's UDP header is no checksum.
     ///
     /// # Errors
     /// [`GsoError`]: the packet is none that can be segmented, and to be dropped.
     pub fn new(header: &NetHeader, front: &[u8], frame_len: usize) -> Result<Self, GsoError> {
-        let version = match header.gso_type & !VIRTIO_NET_HDR_GSO_ECN {
-            VIRTIO_NET_HDR_GSO_TCPV4 => Ip::V4,
-            VIRTIO_NET_HDR_GSO_TCPV6 => Ip::V6,
+        let gso_type = header.gso_type & !GSO_TUNNEL;
+        let (version, protocol) = match gso_type & !VIRTIO_NET_HDR_GSO_ECN {
+            VIRTIO_NET_HDR_GSO_TCPV4 => (Some(Ip::V4), IpProtocol::TCP),
+            VIRTIO_NET_HDR_GSO_TCPV6 => (Some(Ip::V6), IpProtocol::TCP),
+            VIRTIO_NET_HDR_GSO_UDP_L4 if gso_type == VIRTIO_NET_HDR_GSO_UDP_L4 => (None, IpProtocol::UDP),
             _ => return Err(GsoError::Type { found: header.gso_type }),
         };
-        if header.gso_size < MIN_SIZE {
-            return Err(GsoError::Size { found: header.gso_size });
+        let min_size = if protocol == IpProtocol::TCP { MIN_SIZE } else { 1 };
+        if header.gso_size < min_size {
+            return Err(GsoError::Size { found: header.gso_size, min_size });
         }
-        let (ethertype, ip_at) = ip_header_at(front)?;
-        let tcp_at = match version {
-            Ip::V4 if ethertype == EtherType::IPV4 => tcp_after_ipv4(front, ip_at)?,
-            Ip::V6 if ethertype == EtherType::IPV6 => tcp_after_ipv6(front, ip_at)?,
-            _ => return Err(GsoError::EtherType { found: ethertype, gso_type: header.gso_type }),
+        let asked = header.needs_checksum().then_some((header.csum_start, header.csum_offset));
+        let found = Headers::find(front, asked)?;
+        let ip = found.ip;
+        if ip.protocol != protocol || ip.is_routed || version.is_some_and(|version| version != ip.version) {
+            return Err(GsoError::Transport { found: ip.protocol, over: ip.version, gso_type });
+        }
+        let (transport, transport_len, csum_offset) = match protocol {
+            IpProtocol::TCP => tcp_header(front, ip.end)?,
+            _ => udp_header(front, ip.end, asked.is_some())?,
         };
-        let transport: &[u8; tcp::HEADER_LEN] = at(front, tcp_at)?;
-        let tcp_len = usize::from(transport[tcp::field::DATA_OFFSET] >> 4) * 4;
-        if tcp_len < tcp::HEADER_LEN {
-            return Err(GsoError::TcpHeader { found: tcp_len });
+        if let Some((csum_start, found)) = asked
+            && found != csum_offset
+        {
+            return Err(GsoError::Checksum { csum_start, csum_offset: found, transport_at: ip.end });
         }
-        let (start, offset) = (usize::from(header.csum_start), header.csum_offset);
-        if header.needs_checksum() && (start != tcp_at || offset != tcp::CHECKSUM_OFFSET) {
-            return Err(GsoError::Checksum { csum_start: header.csum_start, csum_offset: offset, tcp_at });
-        }
-        let header_len = tcp_at + tcp_len;
+        let header_len = ip.end + transport_len;
         if header_len > MAX_HEADERS {
             return Err(GsoError::TooLong { found: header_len });
         }
@@ -99,25 +115,14 @@ impl Segmenter {
         }
         let size = usize::from(header.gso_size);
         // The longest segment must have a length that IP can tell.
-        let longest = header_len - ip_at + payload_len.min(size);
+        let longest = header_len - found.outermost().at + payload_len.min(size);
         if longest > usize::from(u16::MAX) {
             return Err(GsoError::TooLong { found: longest });
         }
-        Ok(Self {
-            ident: u16::from_be_bytes([headers[ip_at + 4], headers[ip_at + 5]]),
-            seq: u32::from_be_bytes(std::array::from_fn(|i| transport[tcp::field::SEQ + i])),
-            flags: transport[tcp::field::FLAGS],
-            headers,
-            header_len,
-            ip: version,
-            ip_at,
-            tcp_at,
-            payload_len,
-            size,
-        })
+        Ok(Self { headers, header_len, found, transport, payload_len, size })
     }
 
-    /// Length of the headers, Ethernet to TCP, in bytes: the frame's payload begins there, and so does each segment's.
+    /// Length of the headers, Ethernet to TCP or UDP, in bytes: the frame's payload begins there, and so does each segment's.
     pub fn header_len(&self) -> usize {
         self.header_len
     }
@@ -138,48 +143,97 @@ impl Segmenter {
         })
     }
 
-    /// The headers of `segment`, whose payload comes to `payload`: lengths, IP identification and sequence number are
-    /// its own, PSH and FIN are on the last only, CWR on the first only, and the checksums are complete.
+    /// The headers of `segment`, whose payload has the sum `payload`. Lengths, IP identifications, the sequence number and
+    /// the checksums are the segment's; PSH and FIN stay on the last segment, CWR on the first.
     pub fn headers(&mut self, segment: &Segment, payload: Sum) -> &[u8] {
-        let Self { ip_at, tcp_at, header_len, .. } = *self;
+        let Headers { ip, tunnel } = self.found;
+        self.put_ip(&ip, segment);
+        match self.transport {
+            Transport::Tcp { seq, flags } => self.put_tcp(&ip, seq, flags, segment, payload),
+            Transport::Udp { has_checksum } => self.put_udp(&ip, has_checksum, segment, payload),
+        }
+        if let Some((outer, carrier)) = tunnel {
+            self.put_ip(&outer, segment);
+            match carrier {
+                Carrier::Udp { has_checksum } => self.put_udp(&outer, has_checksum, segment, payload),
+                Carrier::Gre { has_checksum: true } => self.put_gre_checksum(outer.end, payload),
+                Carrier::Gre { has_checksum: false } | Carrier::Ip => {}
+            }
+        }
+        &self.headers[..self.header_len]
+    }
+
+    /// Length of the segment from `at` on.
+    fn len_from(&self, at: usize, segment: &Segment) -> u16 {
         #[allow(clippy::cast_possible_truncation, reason = "`new` has checked the longest segment's length")]
-        let len16 = |from: usize| (header_len - from + segment.payload.len()) as u16;
-        let pseudo = match self.ip {
+        let len = (self.header_len - at + segment.payload.len()) as u16;
+        len
+    }
+
+    fn put_ip(&mut self, ip: &IpHeader, segment: &Segment) {
+        match ip.version {
             Ip::V4 => {
-                self.put(ip_at + ipv4::field::TOTAL_LEN, len16(ip_at).to_be_bytes());
+                let len = self.len_from(ip.at, segment);
+                self.put(ip.at + ipv4::field::TOTAL_LEN, len.to_be_bytes());
                 #[allow(clippy::cast_possible_truncation, reason = "identifications wrap")]
-                let ident = self.ident.wrapping_add(segment.index as u16);
-                self.put(ip_at + ipv4::field::IDENT, ident.to_be_bytes());
-                self.put(ip_at + ipv4::field::CHECKSUM, [0; 2]);
-                let sum = Sum::of(&self.headers[ip_at..tcp_at]);
-                self.put(ip_at + ipv4::field::CHECKSUM, sum.checksum().to_be_bytes());
-                let address =
-                    |at: usize| Ipv4Addr::from(std::array::from_fn(|i| self.headers[ip_at + at + i]));
-                let (src, dst) = (address(ipv4::field::SRC), address(ipv4::field::DST));
-                Sum::pseudo_v4(src, dst, IpProtocol::TCP, len16(tcp_at))
+                let ident = ip.ident.wrapping_add(segment.index as u16);
+                self.put(ip.at + ipv4::field::IDENT, ident.to_be_bytes());
+                self.put(ip.at + ipv4::field::CHECKSUM, [0; 2]);
+                let sum = Sum::of(&self.headers[ip.at..ip.end]);
+                self.put(ip.at + ipv4::field::CHECKSUM, sum.checksum().to_be_bytes());
             }
             Ip::V6 => {
-                let after = ip_at + ipv6::HEADER_LEN;
-                self.put(ip_at + ipv6::field::PAYLOAD_LEN, len16(after).to_be_bytes());
-                let addresses = &self.headers[ip_at + ipv6::field::SRC..after];
-                Sum::of(addresses) + Sum::from(u16::from(IpProtocol::TCP.0)) + Sum::from(len16(tcp_at))
+                let len = self.len_from(ip.at + ipv6::HEADER_LEN, segment);
+                self.put(ip.at + ipv6::field::PAYLOAD_LEN, len.to_be_bytes());
             }
+        }
+    }
+
+    /// The sum that a checksum of the transport header behind `ip` begins with.
+    fn pseudo(&self, ip: &IpHeader, segment: &Segment) -> Sum {
+        let addresses = match ip.version {
+            Ip::V4 => ip.at + ipv4::field::SRC..ip.at + ipv4::HEADER_LEN,
+            Ip::V6 => ip.at + ipv6::field::SRC..ip.at + ipv6::HEADER_LEN,
         };
+        let len = self.len_from(ip.end, segment);
+        Sum::of(&self.headers[addresses]) + Sum::from(u16::from(ip.protocol.0)) + Sum::from(len)
+    }
+
+    fn put_tcp(&mut self, ip: &IpHeader, seq: u32, mut flags: u8, segment: &Segment, payload: Sum) {
         #[allow(clippy::cast_possible_truncation, reason = "sequence numbers wrap")]
-        let seq = self.seq.wrapping_add(segment.payload.start as u32);
-        self.put(tcp_at + tcp::field::SEQ, seq.to_be_bytes());
-        let mut flags = self.flags;
+        let seq = seq.wrapping_add(segment.payload.start as u32);
+        self.put(ip.end + tcp::field::SEQ, seq.to_be_bytes());
         if !segment.last {
             flags &= !(TcpFlags::FIN | TcpFlags::PSH).0;
         }
         if segment.index > 0 {
             flags &= !TcpFlags::CWR.0;
         }
-        self.put(tcp_at + tcp::field::FLAGS, [flags]);
-        self.put(tcp_at + tcp::field::CHECKSUM, [0; 2]);
-        let sum = pseudo + Sum::of(&self.headers[tcp_at..header_len]) + payload;
-        self.put(tcp_at + tcp::field::CHECKSUM, sum.checksum().to_be_bytes());
-        &self.headers[..header_len]
+        self.put(ip.end + tcp::field::FLAGS, [flags]);
+        self.put(ip.end + tcp::field::CHECKSUM, [0; 2]);
+        let sum = self.pseudo(ip, segment) + self.sum_from(ip.end) + payload;
+        self.put(ip.end + tcp::field::CHECKSUM, sum.checksum().to_be_bytes());
+    }
+
+    /// Writes length and checksum of the UDP header behind `ip`.
+    fn put_udp(&mut self, ip: &IpHeader, has_checksum: bool, segment: &Segment, payload: Sum) {
+        self.put(ip.end + udp::field::LENGTH, self.len_from(ip.end, segment).to_be_bytes());
+        self.put(ip.end + udp::field::CHECKSUM, [0; 2]);
+        if has_checksum {
+            let sum = self.pseudo(ip, segment) + self.sum_from(ip.end) + payload;
+            self.put(ip.end + udp::field::CHECKSUM, sum.checksum_nonzero().to_be_bytes());
+        }
+    }
+
+    fn put_gre_checksum(&mut self, at: usize, payload: Sum) {
+        self.put(at + headers::GRE_CHECKSUM, [0; 2]);
+        let sum = self.sum_from(at) + payload;
+        self.put(at + headers::GRE_CHECKSUM, sum.checksum().to_be_bytes());
+    }
+
+    /// The sum of the headers from `at` on. All headers behind an IP header have an even length.
+    fn sum_from(&self, at: usize) -> Sum {
+        Sum::of(&self.headers[at..self.header_len])
     }
 
     /// Writes a field of the headers, which `new` has found to be there.
@@ -190,88 +244,44 @@ impl Segmenter {
     }
 }
 
-/// The `N` bytes at `at`.
-fn at<const N: usize>(front: &[u8], at: usize) -> Result<&[u8; N], GsoError> {
-    let error = GsoError::TooShort { found: front.len(), needed: at + N };
-    front.get(at..).and_then(<[u8]>::first_chunk).ok_or(error)
+/// The TCP header at `at`, its length, and where its checksum is.
+fn tcp_header(front: &[u8], at: usize) -> Result<(Transport, usize, u16), GsoError> {
+    let header: &[u8; tcp::HEADER_LEN] = headers::at(front, at)?;
+    let len = usize::from(header[tcp::field::DATA_OFFSET] >> 4) * 4;
+    if len < tcp::HEADER_LEN {
+        return Err(GsoError::TcpHeader { found: len });
+    }
+    let seq = u32::from_be_bytes(std::array::from_fn(|i| header[tcp::field::SEQ + i]));
+    Ok((Transport::Tcp { seq, flags: header[tcp::field::FLAGS] }, len, tcp::CHECKSUM_OFFSET))
 }
 
-/// The EtherType behind any VLAN tags, and where what it says begins.
-fn ip_header_at(front: &[u8]) -> Result<(EtherType, usize), GsoError> {
-    let mut end = ethernet::HEADER_LEN;
-    let mut tags = 0;
-    loop {
-        let ethertype = EtherType(u16::from_be_bytes(*at(front, end - 2)?));
-        if !matches!(ethertype, EtherType::VLAN | EtherType::QINQ) || tags == MAX_TAGS {
-            return Ok((ethertype, end));
-        }
-        end += VLAN_TAG_LEN;
-        tags += 1;
-    }
-}
-
-fn tcp_after_ipv4(front: &[u8], ip_at: usize) -> Result<usize, GsoError> {
-    let header: &[u8; ipv4::HEADER_LEN] = at(front, ip_at)?;
-    let version_ihl = header[ipv4::field::VERSION_IHL];
-    let len = usize::from(version_ihl & 0x0f) * 4;
-    if version_ihl >> 4 != 4 || len < ipv4::HEADER_LEN {
-        return Err(GsoError::IpHeader { found: version_ihl });
-    }
-    let protocol = IpProtocol(header[ipv4::field::PROTOCOL]);
-    let more_or_offset = header[ipv4::field::FLAGS_OFFSET] & 0x3f | header[ipv4::field::FLAGS_OFFSET + 1];
-    if protocol != IpProtocol::TCP || more_or_offset != 0 {
-        return Err(GsoError::NotTcp { found: protocol });
-    }
-    Ok(ip_at + len)
-}
-
-/// Hop-by-hop options, destination options, and a routing header that has done its work may come before TCP. Any other
-/// routing header changes the pseudo header.
-fn tcp_after_ipv6(front: &[u8], ip_at: usize) -> Result<usize, GsoError> {
-    let header: &[u8; ipv6::HEADER_LEN] = at(front, ip_at)?;
-    if header[0] >> 4 != 6 {
-        return Err(GsoError::IpHeader { found: header[0] });
-    }
-    let mut next = IpProtocol(header[ipv6::field::NEXT_HEADER]);
-    let mut end = ip_at + ipv6::HEADER_LEN;
-    // Each is 8 bytes at least, and the first MAX_HEADERS bytes are all there can be.
-    while end < MAX_HEADERS {
-        let extension = match next {
-            IpProtocol::TCP => return Ok(end),
-            IpProtocol::HOP_BY_HOP | IpProtocol::DESTINATION_OPTIONS | IpProtocol::ROUTING => {
-                at::<4>(front, end)?
-            }
-            _ => break,
-        };
-        if next == IpProtocol::ROUTING && extension[3] != 0 {
-            break;
-        }
-        next = IpProtocol(extension[0]);
-        end += 8 + usize::from(extension[1]) * 8;
-    }
-    Err(GsoError::NotTcp { found: next })
+/// The UDP header at `at`, its length, and where its checksum is. Datagrams have a checksum if it `is_asked` for, or the whole
+/// has one.
+fn udp_header(front: &[u8], at: usize, is_asked: bool) -> Result<(Transport, usize, u16), GsoError> {
+    let has_checksum = is_asked || headers::has_udp_checksum(front, at)?;
+    Ok((Transport::Udp { has_checksum }, udp::HEADER_LEN, udp::CHECKSUM_OFFSET))
 }
 
 /// Why a packet cannot be segmented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum GsoError {
-    /// packet to be segmented: checksum asked for at csum_start {csum_start} + csum_offset {csum_offset}, expected
-    /// {tcp_at} + 16, which is TCP's
-    Checksum { csum_start: u16, csum_offset: u16, tcp_at: usize },
-    /// packet to be segmented: it carries {found}, expected what gso_type {gso_type:#04x} says
-    EtherType { found: EtherType, gso_type: u8 },
+    /// packet to be segmented: csum_start {csum_start} and csum_offset {csum_offset} name no checksum of TCP or UDP, neither of
+    /// the header at {transport_at} nor of a tunnel's inner packet
+    Checksum { csum_start: u16, csum_offset: u16, transport_at: usize },
+    /// packet to be segmented: it carries {found}, expected IPv4 or IPv6
+    EtherType { found: EtherType },
     /// packet to be segmented: its IP header begins with {found:#04x}
     IpHeader { found: u8 },
-    /// packet to be segmented: it carries {found} or is a fragment, expected TCP
-    NotTcp { found: IpProtocol },
-    /// packet to be segmented: gso_size {found}, expected {MIN_SIZE:?} or more
-    Size { found: u16 },
+    /// packet to be segmented: gso_size {found}, expected {min_size} or more
+    Size { found: u16, min_size: u16 },
     /// packet to be segmented: TCP header says it is {found} bytes long; the least is 20
     TcpHeader { found: usize },
     /// packet to be segmented: {found} bytes, expected at most {MAX_HEADERS:?} of headers and 65535 a segment
     TooLong { found: usize },
     /// packet to be segmented: headers need {needed} bytes, but only {found} are there
     TooShort { found: usize, needed: usize },
-    /// packet to be segmented: gso_type {found:#04x}, expected TCP over IPv4 or IPv6
+    /// packet to be segmented: it carries {found} over {over:?} or is a fragment, expected what gso_type {gso_type:#04x} says
+    Transport { found: IpProtocol, over: Ip, gso_type: u8 },
+    /// packet to be segmented: gso_type {found:#04x}, expected TCP over IPv4 or IPv6, or UDP (5)
     Type { found: u8 },
 }

@@ -11,12 +11,18 @@ impl IpProtocol {
     pub const DESTINATION_OPTIONS: Self = Self(60);
     /// The fragment header, an extension header of IPv6.
     pub const FRAGMENT: Self = Self(44);
+    /// Generic routing encapsulation.
+    pub const GRE: Self = Self(47);
     /// Options for every hop, an extension header of IPv6.
     pub const HOP_BY_HOP: Self = Self(0);
     /// ICMP.
     pub const ICMP: Self = Self(1);
     /// ICMPv6.
     pub const ICMPV6: Self = Self(58);
+    /// An IPv4 packet.
+    pub const IPV4: Self = Self(4);
+    /// An IPv6 packet.
+    pub const IPV6: Self = Self(41);
     /// Nothing follows (IPv6).
     pub const NO_NEXT_HEADER: Self = Self(59);
     /// The routing header, an extension header of IPv6.

@@ -32,6 +32,9 @@ pub const VIRTIO_NET_HDR_GSO_TCPV6: u8 = 4;
 pub const VIRTIO_NET_HDR_GSO_UDP_L4: u8 = 5;
 /// Bit of `gso_type`, with TCP only: the packet has ECN set.
 pub const VIRTIO_NET_HDR_GSO_ECN: u8 = 0x80;
+/// Bit of `gso_type`, ours: the packet is a tunnel's ([`gso::is_tunnelled`](crate::gso::is_tunnelled)). It is in front of
+/// packets in a pool only; a header from outside that has it is refused, and no other side takes it.
+pub const GSO_TUNNEL: u8 = 0x10;
 
 mod field {
     pub(super) const FLAGS: usize = 0;
@@ -181,19 +184,23 @@ pub struct Offloads {
     pub tso6: bool,
     /// The same with ECN ([`VIRTIO_NET_HDR_GSO_ECN`]): `VIRTIO_NET_F_HOST_ECN` or `VIRTIO_NET_F_GUEST_ECN`.
     pub ecn: bool,
+    /// UDP over IPv4 and IPv6 to be segmented: `VIRTIO_NET_F_HOST_USO`, or `VIRTIO_NET_F_GUEST_USO4` and `_USO6`.
+    pub uso: bool,
 }
 
 impl Offloads {
     /// All of them.
-    pub const ALL: Self = Self { checksum: true, tso4: true, tso6: true, ecn: true };
+    pub const ALL: Self = Self { checksum: true, tso4: true, tso6: true, ecn: true, uso: true };
 
-    /// Whether a packet with this header asks for nothing that is not here. UDP to be segmented or fragmented never is.
+    /// Whether a packet with this header asks for nothing that is not here. UDP to be fragmented never is, nor is a tunnel's
+    /// packet to be segmented.
     #[inline]
     pub const fn allows(&self, header: &NetHeader) -> bool {
         let segmentation = match header.gso_type & !VIRTIO_NET_HDR_GSO_ECN {
             VIRTIO_NET_HDR_GSO_NONE => header.gso_type == VIRTIO_NET_HDR_GSO_NONE,
             VIRTIO_NET_HDR_GSO_TCPV4 => self.tso4,
             VIRTIO_NET_HDR_GSO_TCPV6 => self.tso6,
+            VIRTIO_NET_HDR_GSO_UDP_L4 => self.uso && header.gso_type == VIRTIO_NET_HDR_GSO_UDP_L4,
             _ => false,
         };
         let ecn = header.gso_type & VIRTIO_NET_HDR_GSO_ECN == 0 || self.ecn;
@@ -317,7 +324,13 @@ mod tests {
         assert!(!Offloads { checksum: false, ..tso4 }.allows(&gso(VIRTIO_NET_HDR_GSO_TCPV4)));
         let tso6 = Offloads { tso6: true, ..checksum };
         assert!(tso6.allows(&gso(VIRTIO_NET_HDR_GSO_TCPV6)) && !tso6.allows(&gso(VIRTIO_NET_HDR_GSO_TCPV4)));
-        for gso_type in [VIRTIO_NET_HDR_GSO_UDP, VIRTIO_NET_HDR_GSO_UDP_L4, VIRTIO_NET_HDR_GSO_ECN, 2] {
+        let uso = Offloads { uso: true, ..checksum };
+        assert!(uso.allows(&gso(VIRTIO_NET_HDR_GSO_UDP_L4)) && !uso.allows(&gso(VIRTIO_NET_HDR_GSO_TCPV4)));
+        assert!(!Offloads { uso: false, ..Offloads::ALL }.allows(&gso(VIRTIO_NET_HDR_GSO_UDP_L4)));
+        let tunnelled = [VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6, VIRTIO_NET_HDR_GSO_UDP_L4]
+            .map(|gso_type| gso_type | GSO_TUNNEL);
+        let ecn = [VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_UDP_L4 | VIRTIO_NET_HDR_GSO_ECN];
+        for gso_type in [VIRTIO_NET_HDR_GSO_UDP, 2].into_iter().chain(ecn).chain(tunnelled) {
             assert!(!Offloads::ALL.allows(&gso(gso_type)));
         }
     }

@@ -7,7 +7,7 @@ use etherparse::{
     IpHeaders, IpNumber, Ipv4Options, Ipv6ExtensionSlice, Ipv6Extensions, Ipv6RawExtHeader, NetSlice,
     PacketBuilder, SlicedPacket, TcpHeader, TcpHeaderSlice, TransportSlice, VlanId,
 };
-use offcore_wire::gso::{GsoError, MAX_HEADERS, Segmenter};
+use offcore_wire::gso::{GsoError, Ip, MAX_HEADERS, Segmenter};
 use offcore_wire::virtio_net::{
     NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_TCPV4,
     VIRTIO_NET_HDR_GSO_TCPV6, VIRTIO_NET_HDR_GSO_UDP, VIRTIO_NET_HDR_GSO_UDP_L4,
@@ -262,18 +262,18 @@ fn what_cannot_be_cut_is_named() {
         Segmenter::new(&header, &whole.frame, whole.frame.len()).unwrap_err()
     };
     let v4 = sample(false);
-    for gso_type in [0, VIRTIO_NET_HDR_GSO_UDP, VIRTIO_NET_HDR_GSO_UDP_L4, VIRTIO_NET_HDR_GSO_ECN] {
+    let no_type = VIRTIO_NET_HDR_GSO_UDP_L4 | VIRTIO_NET_HDR_GSO_ECN;
+    for gso_type in [0, VIRTIO_NET_HDR_GSO_UDP, no_type, VIRTIO_NET_HDR_GSO_ECN] {
         let header = NetHeader { gso_type, ..v4.header(1000) };
         assert_eq!(refused(&v4, header), GsoError::Type { found: gso_type });
     }
-    assert_eq!(refused(&v4, v4.header(7)), GsoError::Size { found: 7 });
-    let wrong = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_TCPV6, ..v4.header(1000) };
-    assert_eq!(
-        refused(&v4, wrong),
-        GsoError::EtherType { found: EtherType::IPV4, gso_type: VIRTIO_NET_HDR_GSO_TCPV6 }
-    );
+    assert_eq!(refused(&v4, v4.header(7)), GsoError::Size { found: 7, min_size: 8 });
+    for gso_type in [VIRTIO_NET_HDR_GSO_TCPV6, VIRTIO_NET_HDR_GSO_UDP_L4] {
+        let expected = GsoError::Transport { found: IpProtocol::TCP, over: Ip::V4, gso_type };
+        assert_eq!(refused(&v4, NetHeader { gso_type, ..v4.header(1000) }), expected);
+    }
     let elsewhere = NetHeader { csum_start: 35, ..v4.header(1000) };
-    let expected = GsoError::Checksum { csum_start: 35, csum_offset: 16, tcp_at: 34 };
+    let expected = GsoError::Checksum { csum_start: 35, csum_offset: 16, transport_at: 34 };
     assert_eq!(refused(&v4, elsewhere), expected);
     // Without a checksum asked for, these fields mean nothing.
     assert!(Segmenter::new(&NetHeader { flags: 0, ..elsewhere }, &v4.frame, v4.frame.len()).is_ok());
@@ -283,8 +283,13 @@ fn what_cannot_be_cut_is_named() {
         whole.frame[at] = value;
         refused(&whole, v4.header(1000))
     };
-    assert_eq!(change(23, 17), GsoError::NotTcp { found: IpProtocol::UDP });
-    assert_eq!(change(20, 0x20), GsoError::NotTcp { found: IpProtocol::TCP });
+    let transport = |found, over| {
+        let gso_type = if over == Ip::V4 { VIRTIO_NET_HDR_GSO_TCPV4 } else { VIRTIO_NET_HDR_GSO_TCPV6 };
+        GsoError::Transport { found, over, gso_type }
+    };
+    assert_eq!(change(13, 1), GsoError::EtherType { found: EtherType(0x0801) });
+    assert_eq!(change(23, 17), transport(IpProtocol::UDP, Ip::V4));
+    assert_eq!(change(20, 0x20), transport(IpProtocol::FRAGMENT, Ip::V4));
     assert_eq!(change(14, 0x65), GsoError::IpHeader { found: 0x65 });
     assert_eq!(change(14, 0x44), GsoError::IpHeader { found: 0x44 });
     assert_eq!(change(46, 0x40), GsoError::TcpHeader { found: 16 });
@@ -300,7 +305,7 @@ fn what_cannot_be_cut_is_named() {
     let mut v6 = sample(true);
     v6.frame[20] = 43;
     v6.frame.splice(54..54, [6, 0, 0, 1, 0, 0, 0, 0]);
-    assert_eq!(refused(&v6, v6.header(1000)), GsoError::NotTcp { found: IpProtocol(43) });
+    assert_eq!(refused(&v6, v6.header(1000)), transport(IpProtocol::TCP, Ip::V6));
     v6.frame[57] = 0;
     assert!(v6.segmenter(1000).is_ok());
 }

@@ -1,5 +1,8 @@
 //! Ports on interfaces of the kernel by packet sockets, against the kernel's network stack in namespaces.
 
+use std::time::Duration;
+
+use offcore_bench::peer::process::Process;
 use peers::offcore::binary;
 use peers::{Need, Netns, Offcore, TempDir, exclusive, require};
 
@@ -76,6 +79,85 @@ fn tcp_passes_with_offloads() {
     // Longer packets than the MTU have passed: fewer than 100 MB make of 1448 bytes each.
     assert!(report.packets(0, "rx") + report.packets(1, "rx") < 140_000, "{report}");
     assert!(report.bytes(0, "rx") > 50_000_000 && report.bytes(1, "rx") > 50_000_000, "{report}");
+}
+
+/// 50 datagrams by five calls with UDP_SEGMENT, and their receiver, in Python.
+const SENDER: &str = "
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(17, 103, 1200)
+s.connect((sys.argv[1], 5555))
+for k in range(5): s.send(bytes([k]) * 12000)
+";
+const RECEIVER: &str = "
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(('', 5555))
+s.settimeout(10)
+print('bound', flush=True)
+n = 0
+try:
+    while n < 50:
+        d = s.recv(70000)
+        n += len(d) == 1200 and len(set(d)) == 1
+except socket.timeout: pass
+print(n)
+";
+
+/// Whether all datagrams arrive at `address` of the second host.
+fn segmented_datagrams_pass(hosts: &Hosts, address: &str) {
+    let mut command = hosts.second.command("python3");
+    command.args(["-c", RECEIVER]);
+    let mut receiver = Process::spawn("a receiver", command).unwrap();
+    let mut says = |what: &str| {
+        let said = |text: &str| text.lines().any(|line| line == what).then_some(());
+        receiver.wait_for(0, Duration::from_secs(20), what, said).unwrap();
+    };
+    says("bound");
+    hosts.first.run("python3", &["-c", SENDER, address]).unwrap();
+    says("50");
+}
+
+/// A veth carries the datagrams of a call with UDP_SEGMENT as one packet. QUIC servers send this way.
+#[test]
+fn segmented_udp_passes() {
+    let Some(()) = require(&[NEEDS, &[Need::Python]].concat()) else { return };
+    let _cores = exclusive();
+    let hosts = Hosts::new();
+    for ports in [
+        ["af_packet:one", "af_packet:two"],
+        // Cut by the worker: past the queueing discipline the kernel segments nothing.
+        ["af_packet:one", "af_packet:two,qdisc_bypass"],
+    ] {
+        let offcore = hosts.switch(ports);
+        hosts.wait_for_answer();
+        segmented_datagrams_pass(&hosts, "10.77.3.2");
+        switch::stop(offcore).assert_only_drops(&[]);
+    }
+}
+
+/// VXLAN between containers: the kernel leaves the packets whole, and its header describes the inner packet only.
+#[test]
+fn tunnelled_packets_to_be_segmented_pass() {
+    let Some(()) = require(&[NEEDS, &[Need::Python, Need::Iperf3]].concat()) else { return };
+    let _cores = exclusive();
+    let hosts = Hosts::new();
+    for (netns, number) in [(&hosts.first, 1), (&hosts.second, 2)] {
+        let [local, remote] = [number, 3 - number].map(|number| format!("10.77.3.{number}"));
+        let vxlan = ["type", "vxlan", "id", "42", "dstport", "4789", "local", &local, "remote", &remote];
+        netns.ip(&[&["link", "add", "tunnel"][..], &vxlan].concat()).unwrap();
+        netns.configure("tunnel", &format!("10.77.4.{number}/24")).unwrap();
+    }
+    let offcore = hosts.switch(["af_packet:one", "af_packet:two"]);
+    hosts.wait_for_answer();
+    segmented_datagrams_pass(&hosts, "10.77.4.2");
+    let _server = switch::iperf3_server(&hosts.second, &["--one-off"]);
+    let text = hosts.first.run("iperf3", &["-c", "10.77.4.2", "-n", "50M", "-C", "cubic"]).unwrap();
+    assert!(text.contains("receiver"), "{text}");
+    let report = switch::stop(offcore);
+    report.assert_only_drops(&[]);
+    // Longer packets than the MTU have come, and ordinary ones have left.
+    assert!(report.packets(0, "rx") < 30_000 && report.packets(1, "tx") > 35_000, "{report}");
 }
 
 #[test]

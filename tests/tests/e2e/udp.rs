@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use peers::{Netns, one_core, require};
+use peers::{Need, Netns, one_core, require};
 
 use super::tcp::{NEEDS, OURS, content, host, stop};
 
@@ -32,6 +32,38 @@ pub(super) fn echo(socket: &UdpSocket, bytes: &[u8]) {
         }
     }
     panic!("{} bytes never came back from {:?}", bytes.len(), socket.peer_addr());
+}
+
+/// A Python program: sends 50 datagrams of 1200 bytes by five calls, and prints how many of them come back.
+const SEGMENTED: &str = "
+import socket, sys
+s = socket.socket(socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(17, 103, 1200)
+s.connect((sys.argv[1], 7))
+s.settimeout(2)
+for k in range(5): s.send(bytes([k]) * 12000)
+back = 0
+try:
+    while back < 50:
+        d = s.recv(70000)
+        back += len(d) == 1200 and len(set(d)) == 1
+except socket.timeout: pass
+print(back)
+";
+
+/// The kernel passes the datagrams of a call with UDP_SEGMENT to a TAP port as one packet.
+#[test]
+fn segmented_datagrams_arrive_one_by_one() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
+    let _core = one_core();
+    let netns = Netns::new().unwrap();
+    let offcore = host(&netns, "", &[]);
+    for address in OURS {
+        // The kernel loses some when a buffer is full.
+        let came = || netns.run("python3", &["-c", SEGMENTED, address]).unwrap().trim() == "50";
+        assert!((0..5).any(|_| came()), "{address}");
+    }
+    stop(offcore);
 }
 
 #[test]

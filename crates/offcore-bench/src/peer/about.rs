@@ -63,7 +63,7 @@ fn target(config: &str) -> Option<String> {
 
 /// Feature bits by their names in the specification, without those that every vhost-user device has.
 pub(crate) fn feature_names(bits: u64) -> String {
-    const NAMES: [(u64, &str); 17] = [
+    const NAMES: [(u64, &str); 20] = [
         (features::VIRTIO_NET_F_CSUM, "CSUM"),
         (features::VIRTIO_NET_F_GUEST_CSUM, "GUEST_CSUM"),
         (features::VIRTIO_NET_F_MTU, "MTU"),
@@ -81,6 +81,9 @@ pub(crate) fn feature_names(bits: u64) -> String {
         (features::VIRTIO_F_EVENT_IDX, "EVENT_IDX"),
         (features::VIRTIO_F_RING_PACKED, "RING_PACKED"),
         (features::VIRTIO_F_IN_ORDER, "IN_ORDER"),
+        (features::VIRTIO_NET_F_GUEST_USO4, "GUEST_USO4"),
+        (features::VIRTIO_NET_F_GUEST_USO6, "GUEST_USO6"),
+        (features::VIRTIO_NET_F_HOST_USO, "HOST_USO"),
     ];
     let known = NAMES
         .iter()

@@ -144,15 +144,15 @@ pub struct Takes(AtomicU32);
 impl Takes {
     /// Tells it.
     pub fn set(&self, accepts: Accepts) {
-        let Accepts { offloads: Offloads { checksum, tso4, tso6, ecn }, segments } = accepts;
-        let bits = [checksum, tso4, tso6, ecn, segments].into_iter().zip(0..);
+        let Accepts { offloads: Offloads { checksum, tso4, tso6, ecn, uso }, segments } = accepts;
+        let bits = [checksum, tso4, tso6, ecn, uso, segments].into_iter().zip(0..);
         self.0.store(bits.map(|(bit, at)| u32::from(bit) << at).sum(), Ordering::Relaxed);
     }
 
     fn get(&self) -> Accepts {
         let bits = self.0.load(Ordering::Relaxed);
-        let [checksum, tso4, tso6, ecn, segments] = [0, 1, 2, 3, 4].map(|at| bits >> at & 1 != 0);
-        Accepts { offloads: Offloads { checksum, tso4, tso6, ecn }, segments }
+        let [checksum, tso4, tso6, ecn, uso, segments] = [0, 1, 2, 3, 4, 5].map(|at| bits >> at & 1 != 0);
+        Accepts { offloads: Offloads { checksum, tso4, tso6, ecn, uso }, segments }
     }
 }
 

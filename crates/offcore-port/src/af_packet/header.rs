@@ -1,7 +1,8 @@
 //! What the kernel tells of a packet beside its bytes: the VLAN tag that it took out, and a virtio-net header.
 
 use offcore_mem::Packet;
-use offcore_wire::virtio_net::{HEADER_LEN, NetHeader};
+use offcore_wire::gso;
+use offcore_wire::virtio_net::{GSO_TUNNEL, HEADER_LEN, NetHeader};
 
 use super::ring;
 use super::socket::VNET_HEADER;
@@ -39,6 +40,17 @@ pub(super) fn header_of(vnet: &[u8; VNET_HEADER], len: usize, tagged: bool) -> R
     }
     header.check(len).map_err(|_| DropReason::Malformed)?;
     Ok(header)
+}
+
+/// Notes that a packet is a tunnel's, which the kernel does not say. Its frame begins with `front`; it is `tagged` if the
+/// header counts with a tag that is not there.
+#[cold]
+pub(super) fn note_tunnel(header: &mut NetHeader, front: &[u8], tagged: bool) {
+    let tag = if tagged { TAG as u16 } else { 0 };
+    let untagged = NetHeader { csum_start: header.csum_start.saturating_sub(tag), ..*header };
+    if gso::is_tunnelled(&untagged, front) {
+        header.gso_type |= GSO_TUNNEL;
+    }
 }
 
 /// Marks the packet, if the header asks for anything.

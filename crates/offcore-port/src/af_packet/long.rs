@@ -1,5 +1,5 @@
 //! Packets that are longer than a slot of the ring, in both directions: a system call each, straight between the
-//! packet's buffers and the kernel. TCP packets of up to 64 KiB come and go this way.
+//! packet's buffers and the kernel. TCP and UDP packets of up to 64 KiB come and go this way.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,7 +9,7 @@ use offcore_mem::{HEADROOM, Packet, Pool, PoolCache};
 use offcore_wire::ethernet;
 use rustix::io::Errno;
 
-use super::header::{BEFORE_TAG, TAG, header_of, mark, tag};
+use super::header::{BEFORE_TAG, TAG, header_of, mark, note_tunnel, tag};
 use super::socket::VNET_HEADER;
 use crate::{DropReason, offload_fallback};
 
@@ -60,7 +60,7 @@ pub(super) fn receive(socket: &OwnedFd, cache: &mut PoolCache) -> Long {
         _ if len < ethernet::HEADER_LEN + TAG => Err(DropReason::Malformed),
         asked => asked,
     };
-    let asked = match asked {
+    let mut asked = match asked {
         Ok(asked) => asked,
         Err(reason) => {
             discard(socket);
@@ -83,6 +83,9 @@ pub(super) fn receive(socket: &OwnedFd, cache: &mut PoolCache) -> Long {
     parts.extend(buffers.map(part));
     match message(socket, &mut parts, libc::MSG_TRUNC) {
         Ok((read, _)) if read == total => {
+            if asked.is_gso() {
+                note_tunnel(&mut asked, packet.bytes(), false);
+            }
             mark(&mut packet, &asked);
             Long::Packet(packet, len)
         }

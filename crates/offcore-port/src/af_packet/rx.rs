@@ -2,7 +2,7 @@
 //!
 //! The kernel has copied each packet into a slot; it is copied out, a burst's packets together, with lines of later
 //! ones asked for ahead. The VLAN tag, which the kernel takes out, goes back in on the way. A checksum that the sender
-//! left open, and a TCP packet that it left to be segmented, stay as they are, and the packet is marked.
+//! left open, and a packet that it left to be segmented, stay as they are, and the packet is marked.
 
 use std::os::fd::AsFd;
 
@@ -12,8 +12,9 @@ use offcore_dma::cpu::Copier;
 use offcore_mem::{BURST, Burst, HEADROOM, Packet, PoolCache};
 use offcore_stats::Stage;
 use offcore_wire::ethernet;
+use offcore_wire::gso::MAX_HEADERS;
 
-use super::header::{BEFORE_TAG, TAG, header_of, mark, tag};
+use super::header::{BEFORE_TAG, TAG, header_of, mark, note_tunnel, tag};
 use super::long::{self, Long};
 use super::ring::{self, Header, Ring};
 use super::socket::{self};
@@ -81,7 +82,10 @@ fn receive(
     }
     let tag = tag(header.status, header.vlan_tci, header.vlan_tpid);
     let len = frame.len() + if tag.is_some() { TAG } else { 0 };
-    let asked = header_of(vnet, len, tag.is_some()).map_err(Nothing::Dropped)?;
+    let mut asked = header_of(vnet, len, tag.is_some()).map_err(Nothing::Dropped)?;
+    if asked.is_gso() {
+        note_tunnel(&mut asked, &frame[..frame.len().min(MAX_HEADERS)], tag.is_some());
+    }
     let mut packet = cache.take_chain(HEADROOM, len).ok_or(Nothing::Starved)?;
     let mut rest = frame;
     if let Some(tag) = tag {

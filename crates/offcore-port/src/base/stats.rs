@@ -12,7 +12,7 @@ named! {
         /// RX: longer than any packet, or than a packet buffer where the port takes only one. TX: longer than the port, or the
         /// guest's buffers, can take, or to be cut into more than 256 segments.
         TooBig = "too_big",
-        /// RX: shorter than an Ethernet header, or with an impossible virtio-net header. TX: to be segmented, but no TCP
+        /// RX: shorter than an Ethernet header, or with an impossible virtio-net header. TX: to be segmented, but no
         /// packet that can be.
         Malformed = "malformed",
         /// TX: the other side left no room for it.

@@ -3,18 +3,31 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use offcore_wire::virtio_net;
+use offcore_wire::virtio_net::{self, Offloads};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::netdev::{NetDev, interface_request, ioctl, netlink};
 
+/// Flags of TUNSETOFFLOAD that libc does not know: UDP over IPv4 and IPv6 to be segmented (Linux 6.2).
+const TUN_F_USO4: libc::c_uint = 0x20;
+const TUN_F_USO6: libc::c_uint = 0x40;
+
 /// A step that the kernel refused, and what to do about it.
 pub(super) type Refusal = (String, io::Error);
 
-/// Makes (or joins) interface `name`, with `queues` queues, sets its link up, and returns the queues' files. With
-/// `offloads` the kernel may send packets with open checksums, and long ones to be segmented.
-pub(super) fn open(name: &str, queues: u16, offloads: bool) -> Result<(NetDev, Vec<OwnedFd>), Refusal> {
+/// An interface.
+pub(super) struct Interface {
+    pub(super) netdev: NetDev,
+    /// Its queues.
+    pub(super) files: Vec<OwnedFd>,
+    /// What both sides may leave to the other.
+    pub(super) offloads: Offloads,
+}
+
+/// Makes (or joins) interface `name`, with `queues` queues, and sets its link up. With `offloads` the kernel may send packets
+/// with open checksums, and long ones to be segmented.
+pub(super) fn open(name: &str, queues: u16, offloads: bool) -> Result<Interface, Refusal> {
     // One for several queues would let this program join the other one's, and change their headers.
     let held = NetDev::open(name).and_then(|device| netlink::tap_queues(device.index()));
     if let Ok(Some(1..)) = held {
@@ -37,8 +50,9 @@ pub(super) fn open(name: &str, queues: u16, offloads: bool) -> Result<(NetDev, V
             .map_err(|source| (format!("attaching queue {queue} of interface '{name}'"), source))?;
         files.push(file);
     }
+    let mut agreed = Offloads::default();
     for file in &files {
-        set_header(file, offloads)
+        agreed = set_header(file, offloads)
             .map_err(|source| (format!("virtio-net headers on interface '{name}'"), source))?;
     }
     let netdev =
@@ -52,7 +66,7 @@ pub(super) fn open(name: &str, queues: u16, offloads: bool) -> Result<(NetDev, V
         };
         (format!("setting up link '{name}'{advice}"), source)
     })?;
-    Ok((netdev, files))
+    Ok(Interface { netdev, files, offloads: agreed })
 }
 
 fn open_device() -> Result<OwnedFd, Refusal> {
@@ -98,15 +112,25 @@ fn advice(name: &str, error: &io::Error) -> String {
     format!("making interface '{name}'{advice}")
 }
 
-fn set_header(file: &OwnedFd, offloads: bool) -> io::Result<()> {
+fn set_header(file: &OwnedFd, offloads: bool) -> io::Result<Offloads> {
     let mut length = libc::c_int::try_from(virtio_net::HEADER_LEN).map_err(io::Error::other)?;
     // SAFETY: TUNSETVNETHDRSZ takes an int.
     unsafe { ioctl(file, libc::TUNSETVNETHDRSZ, &mut length) }?;
     // Without offloads packets come with their checksums, and no longer than the MTU.
-    const ALL: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
-    let wanted = libc::c_ulong::from(if offloads { ALL } else { 0 });
+    if !offloads {
+        return set_offloads(file, 0).map(|()| Offloads::default());
+    }
+    const TCP: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+    // Kernels before 6.2 have no segmentation of UDP.
+    match set_offloads(file, TCP | TUN_F_USO4 | TUN_F_USO6) {
+        Ok(()) => Ok(Offloads::ALL),
+        Err(_) => set_offloads(file, TCP).map(|()| Offloads { uso: false, ..Offloads::ALL }),
+    }
+}
+
+fn set_offloads(file: &OwnedFd, wanted: libc::c_uint) -> io::Result<()> {
     // SAFETY: TUNSETOFFLOAD takes a number, not an address.
-    match unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, wanted) } {
+    match unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(wanted)) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 pub(crate) mod tcp;
+pub(crate) mod udp;
 
 use std::time::{Duration, Instant};
 

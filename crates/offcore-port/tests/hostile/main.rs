@@ -19,12 +19,13 @@ fn any_packet_is_finished_or_dropped() {
         sum.whole += one.whole;
         sum.summed += one.summed;
         sum.cut += one.cut;
+        sum.tunnelled += one.tunnelled;
         sum.dropped += one.dropped;
     };
     play_any(1000, 160, &mut play);
     corpus("offloads").iter().for_each(|script| play(script));
     // Otherwise the scripts are too wild to get anywhere.
-    assert!(sum.whole.min(sum.summed).min(sum.cut).min(sum.dropped) > 100, "{sum:?}");
+    assert!(sum.whole.min(sum.summed).min(sum.cut).min(sum.tunnelled).min(sum.dropped) > 50, "{sum:?}");
 }
 
 #[test]

@@ -8,7 +8,8 @@ use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Packet, Pool};
 use offcore_port::offload_fallback::fall_back;
 use offcore_port::{Accepts, Context, TxCounters, TxQueue};
 use offcore_stats::StageClock;
-use offcore_wire::virtio_net::{NetHeader, Offloads};
+use offcore_wire::gso::{MAX_HEADERS, is_tunnelled};
+use offcore_wire::virtio_net::{GSO_TUNNEL, NetHeader, Offloads};
 
 use crate::script::Script;
 
@@ -36,6 +37,8 @@ pub(crate) struct Outcome {
     pub(crate) summed: usize,
     /// Packets that were segmented.
     pub(crate) cut: usize,
+    /// Tunnels' packets that were.
+    pub(crate) tunnelled: usize,
     pub(crate) dropped: usize,
 }
 
@@ -113,7 +116,7 @@ pub(crate) fn play(script: &[u8]) -> Outcome {
 fn accepts(bits: u8) -> Accepts {
     let bit = |n: u8| bits >> n & 1 != 0;
     Accepts {
-        offloads: Offloads { checksum: bit(0), tso4: bit(1), tso6: bit(2), ecn: bit(3) },
+        offloads: Offloads { checksum: bit(0), tso4: bit(1), tso6: bit(2), ecn: bit(3), uso: bit(5) },
         segments: bit(4),
     }
 }
@@ -127,38 +130,48 @@ fn frame(script: &mut Script<'_>) -> (Frame, u16) {
         bytes.extend([0x81, 0, 0, script.u8()]);
     }
     let v6 = kind & 1 != 0;
-    let options = script.below(12) * 4;
+    // What carries the packet, and whether it is UDP.
+    let carrier = script.u8();
+    let (udp, tunnel) = (carrier & 1 != 0, Tunnel::of(carrier));
+    let protocol = if udp { 17 } else { 6 };
+    let options = if udp { 0 } else { script.below(12) * 4 };
+    tunnel.begin(&mut bytes, v6, carrier);
     if v6 {
-        bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, if kind & 2 != 0 { 0 } else { 6 }, 64]);
+        bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, if kind & 2 != 0 { 0 } else { protocol }, 64]);
         bytes.extend([1; 32]);
         if kind & 2 != 0 {
             // A hop-by-hop header.
             let words = script.below(4);
-            bytes.extend([6, words as u8]);
+            bytes.extend([protocol, words as u8]);
             bytes.resize(bytes.len() + 6 + words * 8, 0);
         }
     } else {
         let words = if kind & 2 != 0 { script.below(11) } else { 0 };
-        bytes.extend([8, 0, 0x45 + words as u8, 0, 0, 0, script.u8(), script.u8(), 0, 0, 64, 6, 0, 0]);
+        bytes.extend([8, 0, 0x45 + words as u8, 0, 0, 0, script.u8(), script.u8(), 0, 0, 64, protocol, 0, 0]);
         bytes.extend([10, 7, 0, 1, 10, 7, 0, 2]);
         bytes.resize(bytes.len() + words * 4, 1);
     }
+    tunnel.strip(&mut bytes);
     let tcp_at = bytes.len();
-    bytes.extend([0, 80, 0, 90, 255, 255, script.u8(), script.u8(), 0, 0, 0, 1]);
-    bytes.extend([((20 + options) << 2) as u8, script.u8(), 1, 0, 0, 0, 0, 0]);
-    bytes.resize(bytes.len() + options, 1);
+    if udp {
+        bytes.extend([0, 80, 0, 90, 0, 0, script.u8(), script.u8()]);
+    } else {
+        bytes.extend([0, 80, 0, 90, 255, 255, script.u8(), script.u8(), 0, 0, 0, 1]);
+        bytes.extend([((20 + options) << 2) as u8, script.u8(), 1, 0, 0, 0, 0, 0]);
+        bytes.resize(bytes.len() + options, 1);
+    }
     let hdr_len = bytes.len();
     let header = NetHeader {
         flags: u8::from(kind & 4 == 0),
-        gso_type: if kind & 8 != 0 {
-            0
-        } else {
-            [1, 4][usize::from(v6)] | if kind & 16 != 0 { 0x80 } else { 0 }
+        gso_type: match (kind & 8 != 0, udp) {
+            (true, _) => 0,
+            (false, true) => 5,
+            (false, false) => [1, 4][usize::from(v6)] | if kind & 16 != 0 { 0x80 } else { 0 },
         },
         hdr_len: hdr_len as u16,
         gso_size: if script.u8() < 128 { script.u16() } else { 8 + u16::from(script.u8()) * 16 },
         csum_start: tcp_at as u16,
-        csum_offset: 16,
+        csum_offset: if udp { 6 } else { 16 },
         num_buffers: 0,
     };
     let payload = if script.u8() < 64 { len } else { len % 4000 };
@@ -175,8 +188,70 @@ fn frame(script: &mut Script<'_>) -> (Frame, u16) {
     }
     bytes.truncate(LONGEST);
     let header = NetHeader::from_bytes(&header);
-    let header = if header.check(bytes.len()).is_ok() { header.essence() } else { NetHeader::default() };
+    let mut header = if header.check(bytes.len()).is_ok() { header.essence() } else { NetHeader::default() };
+    // An af_packet port sets the bit.
+    if header.is_gso() && is_tunnelled(&header, &bytes[..bytes.len().min(MAX_HEADERS)]) {
+        header.gso_type |= GSO_TUNNEL;
+    }
     ((header, bytes), cuts)
+}
+
+/// What carries a packet.
+#[derive(Clone, Copy, PartialEq)]
+enum Tunnel {
+    None,
+    Vxlan,
+    Geneve,
+    Gre,
+    IpInIp,
+}
+
+impl Tunnel {
+    fn of(carrier: u8) -> Self {
+        match carrier >> 4 {
+            0..8 => Self::None,
+            8 | 9 => Self::Vxlan,
+            10 | 11 => Self::Geneve,
+            12 | 13 => Self::Gre,
+            _ => Self::IpInIp,
+        }
+    }
+
+    /// Appends the outer headers, and the Ethernet addresses of the inner packet where it has some.
+    fn begin(self, bytes: &mut Vec<u8>, v6: bool, carrier: u8) {
+        let protocol = match self {
+            Self::None => return,
+            Self::Vxlan | Self::Geneve => 17,
+            Self::Gre => 47,
+            Self::IpInIp => [4, 41][usize::from(v6)],
+        };
+        let sum = carrier & 2;
+        if carrier & 4 != 0 {
+            bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, protocol, 64]);
+            bytes.extend([5; 32]);
+        } else {
+            bytes.extend([8, 0, 0x45, 0, 0, 0, 1, 2, 0, 0, 64, protocol, 0, 0, 10, 9, 0, 1, 10, 9, 0, 2]);
+        }
+        match self {
+            Self::Vxlan => bytes.extend([9, 9, 0x12, 0xb5, 0, 0, sum, 0, 8, 0, 0, 0, 0, 0, 7, 0]),
+            Self::Geneve => {
+                bytes.extend([9, 9, 0x17, 0xc1, 0, 0, sum, 0, 2, 0, 0x65, 0x58, 0, 0, 7, 0]);
+                bytes.extend([1; 8]);
+            }
+            Self::Gre if sum > 0 => bytes.extend([0x80, 0, 0x65, 0x58, 0, 0, 0, 0]),
+            Self::Gre => bytes.extend([0, 0, 0x65, 0x58]),
+            Self::IpInIp | Self::None => {}
+        }
+        bytes.extend([4; 12]);
+    }
+
+    /// Takes the inner Ethernet header out again where IP is carried as it is.
+    fn strip(self, bytes: &mut Vec<u8>) {
+        if self == Self::IpInIp {
+            let ethernet = bytes.windows(12).rposition(|window| window == [4; 12]).unwrap();
+            bytes.drain(ethernet..ethernet + 14);
+        }
+    }
 }
 
 /// A packet of these bytes: its first buffers short ones, as `cuts` says, or all of them full.
@@ -216,6 +291,9 @@ fn judge(frame: &Frame, accepts: Accepts, sent: &[Frame], dropped: u64, outcome:
     if first == frame && sent.len() == 1 {
         assert!(accepts.offloads.allows(header));
         outcome.whole += 1;
+    } else if header.gso_type & GSO_TUNNEL != 0 {
+        tunnelled_segments(frame, sent);
+        outcome.tunnelled += 1;
     } else if header.is_gso() {
         segments(frame, sent);
         outcome.cut += 1;
@@ -230,7 +308,46 @@ fn judge(frame: &Frame, accepts: Accepts, sent: &[Frame], dropped: u64, outcome:
     }
 }
 
-/// Looks whether `sent` is the TCP packet cut into segments of the size that its header says.
+/// Looks whether `sent` is a tunnel's packet cut into parts of the payload with the same headers, whose outer packet and inner
+/// checksum are right.
+fn tunnelled_segments((header, bytes): &Frame, sent: &[Frame]) {
+    let transport = usize::from(header.csum_start);
+    let is_udp = header.gso_type & 7 == 5;
+    let end = transport + if is_udp { 8 } else { usize::from(bytes[transport + 12] >> 4) * 4 };
+    let (payload, size) = (&bytes[end..], usize::from(header.gso_size));
+    assert_eq!(sent.len(), payload.len().div_ceil(size).max(1));
+    let mut ip = 14;
+    while bytes[ip - 2..ip] == [0x81, 0] || bytes[ip - 2..ip] == [0x88, 0xa8] {
+        ip += 4;
+    }
+    for (index, (rest, segment)) in sent.iter().enumerate() {
+        let from = index * size;
+        assert_eq!(*rest, NetHeader::default());
+        assert_eq!(segment[end..], payload[from..payload.len().min(from + size)], "segment {index}");
+        assert_eq!(segment[..ip], bytes[..ip]);
+        let word = |at: usize| usize::from(u16::from_be_bytes([segment[at], segment[at + 1]]));
+        if bytes[ip] >> 4 == 6 {
+            assert_eq!(word(ip + 4), segment.len() - ip - 40);
+        } else {
+            assert_eq!(word(ip + 2), segment.len() - ip);
+            assert_eq!(sum(&segment[ip..ip + usize::from(segment[ip] & 15) * 4], 0), 0xffff);
+        }
+        // Without options or extension headers the inner addresses end where the transport header begins.
+        let protocol = if is_udp { 17 } else { 6 };
+        let start = protocol + (segment.len() - transport) as u32;
+        let is_right = [8, 32].iter().any(|len| sum(&segment[transport - len..], start) == 0xffff);
+        assert!(is_right || is_unusual(bytes, transport), "checksum of segment {index}");
+    }
+}
+
+/// Whether the inner IP header is none of an ordinary length right in front of the transport header.
+fn is_unusual(bytes: &[u8], transport: usize) -> bool {
+    let v4 = bytes[transport - 20] == 0x45 && matches!(bytes[transport - 11], 6 | 17);
+    let v6 = bytes[transport - 40] >> 4 == 6 && matches!(bytes[transport - 34], 6 | 17);
+    v4 == v6
+}
+
+/// Looks whether `sent` is the TCP or UDP packet cut into segments of the size that its header says.
 fn segments((header, bytes): &Frame, sent: &[Frame]) {
     let mut ip = 12;
     while bytes[ip..ip + 2] == [0x81, 0] || bytes[ip..ip + 2] == [0x88, 0xa8] {
@@ -240,10 +357,11 @@ fn segments((header, bytes): &Frame, sent: &[Frame]) {
     let v6 = bytes[ip] >> 4 == 6;
     let mut tcp = ip + if v6 { 40 } else { usize::from(bytes[ip] & 15) * 4 };
     let mut next = bytes[ip + if v6 { 6 } else { 9 }];
-    while v6 && next != 6 {
+    while v6 && !matches!(next, 6 | 17) {
         (next, tcp) = (bytes[tcp], tcp + 8 + usize::from(bytes[tcp + 1]) * 8);
     }
-    let end = tcp + usize::from(bytes[tcp + 12] >> 4) * 4;
+    let is_udp = next == 17;
+    let end = tcp + if is_udp { 8 } else { usize::from(bytes[tcp + 12] >> 4) * 4 };
     let (payload, size) = (&bytes[end..], usize::from(header.gso_size));
     assert_eq!(sent.len(), payload.len().div_ceil(size).max(1));
     let word = |frame: &[u8], at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
@@ -253,7 +371,7 @@ fn segments((header, bytes): &Frame, sent: &[Frame]) {
         assert_eq!(*rest, NetHeader::default());
         assert_eq!(segment[end..], payload[from..payload.len().min(from + size)], "segment {index}");
         assert_eq!(segment[..ip], bytes[..ip]);
-        assert_eq!(seq(segment), seq(bytes).wrapping_add(from as u32));
+        assert!(is_udp || seq(segment) == seq(bytes).wrapping_add(from as u32));
         let (len, addresses) =
             if v6 { (segment.len() - ip - 40, 8..40) } else { (segment.len() - ip, 12..20) };
         assert_eq!(usize::from(word(segment, ip + if v6 { 4 } else { 2 })), len, "IP's length");
@@ -261,12 +379,14 @@ fn segments((header, bytes): &Frame, sent: &[Frame]) {
             assert_eq!(sum(&segment[ip..tcp], 0), 0xffff, "IP's checksum");
             assert_eq!(word(segment, ip + 4), word(bytes, ip + 4).wrapping_add(index as u16));
         }
-        let pseudo = sum(&segment[ip + addresses.start..ip + addresses.end], 6);
-        assert_eq!(
-            sum(&segment[tcp..], u32::from(pseudo) + (segment.len() - tcp) as u32),
-            0xffff,
-            "TCP's checksum"
-        );
+        let pseudo = sum(&segment[ip + addresses.start..ip + addresses.end], next.into());
+        let found = sum(&segment[tcp..], u32::from(pseudo) + (segment.len() - tcp) as u32);
+        let has_none = is_udp && !header.needs_checksum() && word(segment, tcp + 6) == 0;
+        assert!(found == 0xffff || has_none, "checksum of segment {index}");
+        if is_udp {
+            assert_eq!(usize::from(word(segment, tcp + 4)), segment.len() - tcp);
+            continue;
+        }
         let mut flags = bytes[tcp + 13];
         if index + 1 < sent.len() {
             flags &= !0x09;

@@ -16,7 +16,7 @@ use offcore_vhost::features::{VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, 
 use offcore_wire::MacAddr;
 use offcore_wire::checksum::Sum;
 use offcore_wire::virtio_net::{
-    HEADER_LEN, NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4,
+    HEADER_LEN, NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_UDP_L4,
 };
 use rig::*;
 
@@ -326,7 +326,8 @@ fn agreed_offloads_pass_both_ways() {
     };
     let tcp = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_TCPV4, gso_size: 1448, hdr_len: 54, ..open };
     let mut setup = Setup::new("");
-    for (header, len) in [(open, 1000), (open, 9000), (tcp, 1700), (tcp, 65_000)] {
+    let udp = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_UDP_L4, gso_size: 1200, csum_offset: 6, ..tcp };
+    for (header, len) in [(open, 1000), (open, 9000), (tcp, 1700), (tcp, 65_000), (udp, 65_000)] {
         setup.to_us.send_merged(header, &long(len));
         assert_eq!(setup.receive_one(), (header, long(len)));
         assert!(setup.tx.accepts().segments && setup.tx.accepts().offloads.allows(&header));

@@ -7,7 +7,8 @@ use crate::features::{
     VHOST_USER_PROTOCOL_F_MQ, VHOST_USER_PROTOCOL_F_NET_MTU, VHOST_USER_PROTOCOL_F_REPLY_ACK,
     VHOST_USER_PROTOCOL_F_RESET_DEVICE, VHOST_USER_PROTOCOL_F_STATUS, VIRTIO_F_VERSION_1,
     VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
-    VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU, effective,
+    VIRTIO_NET_F_GUEST_USO4, VIRTIO_NET_F_GUEST_USO6, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF,
+    VIRTIO_NET_F_MTU, effective,
 };
 use crate::message::Request;
 
@@ -21,7 +22,11 @@ const PROTOCOL_WANTED: u64 = VHOST_USER_PROTOCOL_F_MQ
     | VHOST_USER_PROTOCOL_F_STATUS;
 
 /// Large packets to this side, for which no single buffer has room.
-const LARGE: u64 = VIRTIO_NET_F_GUEST_TSO4 | VIRTIO_NET_F_GUEST_TSO6 | VIRTIO_NET_F_GUEST_ECN;
+const LARGE: u64 = VIRTIO_NET_F_GUEST_TSO4
+    | VIRTIO_NET_F_GUEST_TSO6
+    | VIRTIO_NET_F_GUEST_ECN
+    | VIRTIO_NET_F_GUEST_USO4
+    | VIRTIO_NET_F_GUEST_USO6;
 
 /// Of the features that both sides could use those that go together: a driver must not choose one without what it needs
 /// (virtio 1.2, section 5.1.3.1), and takes no large packets unless they may come in several buffers.

@@ -96,6 +96,8 @@ impl Side {
             VIRTIO_NET_F_GUEST_CSUM,
             VIRTIO_NET_F_HOST_TSO4,
             VIRTIO_NET_F_GUEST_TSO4,
+            VIRTIO_NET_F_HOST_USO,
+            VIRTIO_NET_F_GUEST_USO4 | VIRTIO_NET_F_GUEST_USO6,
         ] {
             if dice.below(3) > 0 {
                 features |= bit;

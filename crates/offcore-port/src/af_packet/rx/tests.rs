@@ -5,7 +5,9 @@ use std::sync::Arc;
 use offcore_dma::Mover;
 use offcore_mem::{Hugepages, Pool};
 use offcore_stats::StageClock;
-use offcore_wire::virtio_net::{NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4};
+use offcore_wire::virtio_net::{
+    GSO_TUNNEL, NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4,
+};
 
 use super::*;
 use crate::af_packet::ring::Direction;
@@ -111,6 +113,34 @@ fn tag_moves_the_checksum() {
     let asked = crate::offload_fallback::header(&burst[0]);
     assert_eq!(asked, NetHeader { csum_start: 38, hdr_len: 58, ..vnet });
     assert!(!burst[1].has_offload());
+    fixture.cache.free_all(burst);
+}
+
+/// The kernel shows the inner packet's type and checksum; only the frame shows that there is an outer one.
+#[test]
+fn tunnelled_packet_is_noted() {
+    let mut fixture = Fixture::new(1518, 64);
+    let vnet = |csum_start| NetHeader {
+        flags: VIRTIO_NET_HDR_F_NEEDS_CSUM,
+        gso_type: VIRTIO_NET_HDR_GSO_TCPV4,
+        gso_size: 100,
+        csum_start,
+        csum_offset: 16,
+        ..NetHeader::default()
+    };
+    let mut bytes = frame(500, 1);
+    bytes[12..34].copy_from_slice(&[8, 0, 0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    let tagged = Header { status: ring::USER | ring::VLAN_VALID, vlan_tci: 7, ..header(500) };
+    fixture.put(header(500), &vnet(84), &bytes);
+    fixture.put(tagged, &vnet(84), &bytes);
+    fixture.put(header(500), &vnet(34), &bytes);
+    fixture.put(tagged, &vnet(34), &bytes);
+    let burst = fixture.rx();
+    let asked: Vec<_> = burst.iter().map(crate::offload_fallback::header).collect();
+    let found: Vec<_> = asked.iter().map(|header| (header.csum_start, header.gso_type)).collect();
+    let tunnel = VIRTIO_NET_HDR_GSO_TCPV4 | GSO_TUNNEL;
+    let plain = VIRTIO_NET_HDR_GSO_TCPV4;
+    assert_eq!(found, [(84, tunnel), (88, tunnel), (34, plain), (38, plain)]);
     fixture.cache.free_all(burst);
 }
 
