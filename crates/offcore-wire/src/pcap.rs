@@ -1,7 +1,7 @@
 //! Capture files in the classic pcap format (draft-ietf-opsawg-pcap), Ethernet only.
 //!
-//! The reader takes what tcpdump and its kin write: either byte order, microseconds or nanoseconds. The writer writes
-//! little-endian with nanoseconds. Both work packet by packet in the caller's memory and make two calls to the file for
+//! The reader takes what tcpdump and its kin write: either byte order, microseconds or nanoseconds, and the longer record
+//! headers of Kuznetzov's libpcap. The writer writes little-endian with nanoseconds. Both work packet by packet in the caller's memory and make two calls to the file for
 //! each, so the file should be buffered ([`std::io::BufReader`], [`std::io::BufWriter`]).
 
 use std::io::{self, Read, Write};
@@ -11,13 +11,16 @@ use crate::field::{bytes, put};
 /// `LINKTYPE_ETHERNET`: what the packets of a file are.
 pub const LINKTYPE_ETHERNET: u32 = 1;
 
-/// The longest packet that is read whatever a file says of itself, in bytes: libpcap's own limit.
+/// The longest packet that is read, in bytes: libpcap's own limit. The snapshot length that a file names is none, because
+/// capture cards, mergers and scripts write longer records; Wireshark reads them, too.
 pub const MAX_RECORD_LEN: u32 = 262_144;
 
 /// Bytes in front of the first record.
 pub const FILE_HEADER_LEN: usize = 24;
 /// Bytes in front of each packet.
-pub const RECORD_HEADER_LEN: usize = 16;
+const RECORD_HEADER_LEN: usize = 16;
+/// The same in a file of Kuznetzov's libpcap, which adds an interface index, a protocol and a packet type.
+const MODIFIED_RECORD_HEADER_LEN: usize = 24;
 const VERSION: (u16, u16) = (2, 4);
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
@@ -25,6 +28,8 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 mod magic {
     pub(super) const MICROSECONDS: u32 = 0xa1b2_c3d4;
     pub(super) const NANOSECONDS: u32 = 0xa1b2_3c4d;
+    /// Kuznetzov's libpcap, with microseconds.
+    pub(super) const MODIFIED: u32 = 0xa1b2_cd34;
     /// The block type that pcapng files begin with reads the same in both orders.
     pub(super) const PCAPNG: u32 = 0x0a0d_0d0a;
 }
@@ -64,8 +69,8 @@ pub struct PcapReader<R> {
     order: Order,
     /// Nanoseconds in a unit of the fraction field.
     unit_ns: u64,
-    /// The longest record the file may have, in bytes.
-    limit: u32,
+    /// Bytes in front of each packet.
+    record_header_len: usize,
     /// Records begun so far.
     records: u64,
     /// Bytes that the file has of the present packet.
@@ -82,7 +87,7 @@ impl<R: Read> PcapReader<R> {
     pub fn new(mut input: R) -> Result<Self, PcapError> {
         let mut header = [0; FILE_HEADER_LEN];
         let found = read_up_to(&mut input, &mut header)?;
-        let (order, unit_ns) = recognise(&header, found)?;
+        let (order, unit_ns, record_header_len) = recognise(&header, found)?;
         if found < FILE_HEADER_LEN {
             return Err(PcapError::TruncatedHeader { found });
         }
@@ -100,17 +105,12 @@ impl<R: Read> PcapReader<R> {
             let found = linktype & 0x03ff_ffff;
             return Err(PcapError::LinkType { found, name: linktype_name(found) });
         }
-        let limit = match order.u32(&header, file::SNAPLEN) {
-            0 => MAX_RECORD_LEN,
-            snaplen => snaplen.min(MAX_RECORD_LEN),
-        };
-        Ok(Self { input, order, unit_ns, limit, records: 0, len: 0, left: 0 })
+        Ok(Self { input, order, unit_ns, record_header_len, records: 0, len: 0, left: 0 })
     }
 
-    /// The longest packet the file may have, in bytes: its snapshot length, or [`MAX_RECORD_LEN`] if that is less or
-    /// the file names none.
-    pub fn max_record_len(&self) -> u32 {
-        self.limit
+    /// Bytes that the file has in front of each packet.
+    pub fn record_header_len(&self) -> usize {
+        self.record_header_len
     }
 
     /// Bytes that were not read yet of the packet whose header was read last.
@@ -150,19 +150,20 @@ impl<R: Read> PcapReader<R> {
         if self.left > 0 {
             self.pass_over()?;
         }
-        let mut header = [0; RECORD_HEADER_LEN];
-        let found = read_up_to(&mut self.input, &mut header)?;
+        let mut header = [0; MODIFIED_RECORD_HEADER_LEN];
+        let expected = self.record_header_len;
+        let found = read_up_to(&mut self.input, header.get_mut(..expected).unwrap_or_default())?;
         if found == 0 {
             return Ok(None);
         }
         self.records += 1;
         let record = self.records;
-        if found < RECORD_HEADER_LEN {
-            return Err(PcapError::TruncatedRecord { record, found, expected: RECORD_HEADER_LEN });
+        if found < expected {
+            return Err(PcapError::TruncatedRecord { record, found, expected });
         }
         let captured_len = self.order.u32(&header, record::CAPTURED_LEN);
-        if captured_len > self.limit {
-            return Err(PcapError::RecordTooLong { record, found: captured_len, max: self.limit });
+        if captured_len > MAX_RECORD_LEN {
+            return Err(PcapError::RecordTooLong { record, found: captured_len });
         }
         (self.len, self.left) = (captured_len as usize, captured_len as usize);
         let seconds = u64::from(self.order.u32(&header, record::SECONDS));
@@ -319,15 +320,16 @@ impl Order {
     }
 }
 
-/// Byte order and nanoseconds in a unit of time, by the first four of the `found` bytes.
-fn recognise(header: &[u8; FILE_HEADER_LEN], found: usize) -> Result<(Order, u64), PcapError> {
+/// Byte order, nanoseconds in a unit of time, and bytes in front of each packet, by the first four of the `found` bytes.
+fn recognise(header: &[u8; FILE_HEADER_LEN], found: usize) -> Result<(Order, u64, usize), PcapError> {
     if found < 4 {
         return Err(PcapError::Empty);
     }
     for order in [Order::Little, Order::Big] {
         match order.u32(header, file::MAGIC) {
-            magic::MICROSECONDS => return Ok((order, 1000)),
-            magic::NANOSECONDS => return Ok((order, 1)),
+            magic::MICROSECONDS => return Ok((order, 1000, RECORD_HEADER_LEN)),
+            magic::NANOSECONDS => return Ok((order, 1, RECORD_HEADER_LEN)),
+            magic::MODIFIED => return Ok((order, 1000, MODIFIED_RECORD_HEADER_LEN)),
             magic::PCAPNG => return Err(PcapError::PcapNg),
             _ => {}
         }
@@ -370,8 +372,8 @@ pub enum PcapError {
     NotPcap { found: String },
     /// the file is in pcapng format, expected pcap; convert it with 'editcap -F pcap IN OUT'
     PcapNg,
-    /// record {record} of the pcap file has {found} bytes, beyond the file's limit of {max}: it is damaged
-    RecordTooLong { record: u64, found: u32, max: u32 },
+    /// record {record} of the pcap file says it has {found} bytes, expected at most {MAX_RECORD_LEN:?}: the file is damaged
+    RecordTooLong { record: u64, found: u32 },
     /// snapshot length {found} is out of range; choose 1 to {MAX_RECORD_LEN:?}
     SnapLen { found: u32 },
     /// time {found} ns is after 2106, which a pcap file cannot say

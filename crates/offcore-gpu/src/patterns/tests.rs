@@ -61,6 +61,12 @@ fn a_file_is_read() {
 }
 
 #[test]
+fn byte_order_mark_is_no_pattern() {
+    assert_eq!(list(b"\xef\xbb\xbfone\n\xef\xbb\xbf\n"), [&b"one"[..], b"\xef\xbb\xbf"]);
+    assert_eq!(list(b"\xef\xbb\xbf# comment\ntwo\n"), [b"two"]);
+}
+
+#[test]
 fn a_file_that_is_not_there_is_named() {
     let path = Path::new("/nonexistent/patterns");
     let error = Patterns::read(path).unwrap_err();

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use offcore_mem::{Burst, HEADROOM, Packet, Pool};
 use offcore_stats::Stage;
 use offcore_wire::ethernet;
-use offcore_wire::pcap::{FILE_HEADER_LEN, MAX_RECORD_LEN, PcapError, PcapReader, RECORD_HEADER_LEN, Record};
+use offcore_wire::pcap::{FILE_HEADER_LEN, MAX_RECORD_LEN, PcapError, PcapReader, Record};
 
 use super::pipe::{PipeReader, is_pipe};
 use super::{FileState, reason};
@@ -88,7 +88,7 @@ impl Source {
             Reader::File(reader) => reader.next_header()?,
             Reader::Pipe(reader) => {
                 // Behind what was not taken of the packet before.
-                let wanted = reader.left() + RECORD_HEADER_LEN;
+                let wanted = reader.left() + reader.record_header_len();
                 if !reader.input().has(wanted)? {
                     return Ok(Next::Later);
                 }

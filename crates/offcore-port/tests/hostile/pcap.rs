@@ -72,10 +72,15 @@ fn file(script: &mut Script<'_>) -> Vec<u8> {
     let big = kind & 1 != 0;
     let u32_of = |value: u32| if big { value.to_be_bytes() } else { value.to_le_bytes() };
     let u16_of = |value: u16| if big { value.to_be_bytes() } else { value.to_le_bytes() };
-    let mut file = u32_of(if kind & 2 != 0 { 0xa1b2_3c4d } else { 0xa1b2_c3d4 }).to_vec();
+    let (magic, more) = match kind & 6 {
+        0 => (0xa1b2_c3d4, 0),
+        4 => (0xa1b2_cd34, 8),
+        _ => (0xa1b2_3c4d, 0),
+    };
+    let mut file = u32_of(magic).to_vec();
     file.extend([u16_of(2), u16_of(4)].concat());
     file.extend([0; 8]);
-    file.extend(u32_of([0, 65535, 262_144, 1 << 30][script.below(4)]));
+    file.extend(u32_of([0, 96, 262_144, 1 << 30][script.below(4)]));
     file.extend(u32_of(1));
     while !script.0.is_empty() && file.len() < 1 << 19 {
         let len = match script.u8() {
@@ -87,6 +92,7 @@ fn file(script: &mut Script<'_>) -> Vec<u8> {
         };
         let original = if script.u8() < 200 { len } else { u32::from(script.u16()) };
         file.extend([u32::from(script.u16()), u32::from(script.u16()), len, original].map(u32_of).concat());
+        file.extend((0..more).map(|i| i as u8));
         let there = if script.u8() < 250 { len.min(1 << 16) } else { u32::from(script.u8()) };
         file.extend((0..there).map(|i| (i * 7) as u8));
     }
@@ -108,9 +114,10 @@ fn records(file: &[u8]) -> Option<(Vec<Record>, bool)> {
         let bytes = [bytes[0], bytes[1], bytes[2], bytes[3]];
         if big { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) }
     };
-    let (big, unit) = [false, true].into_iter().find_map(|big| match word(big, head) {
-        0xa1b2_c3d4 => Some((big, 1000)),
-        0xa1b2_3c4d => Some((big, 1)),
+    let (big, unit, head_len) = [false, true].into_iter().find_map(|big| match word(big, head) {
+        0xa1b2_c3d4 => Some((big, 1000, 16)),
+        0xa1b2_3c4d => Some((big, 1, 16)),
+        0xa1b2_cd34 => Some((big, 1000, 24)),
         _ => None,
     })?;
     let version = if big { [0, 2, 0, 4] } else { [2, 0, 4, 0] };
@@ -118,18 +125,17 @@ fn records(file: &[u8]) -> Option<(Vec<Record>, bool)> {
     if head[4..8] != version || link & 0x03ff_ffff != 1 || link & 0x0400_0000 != 0 && link >> 28 != 0 {
         return None;
     }
-    let snaplen = word(big, &head[16..]);
-    let most = if snaplen == 0 { MAX_RECORD_LEN } else { snaplen.min(MAX_RECORD_LEN) };
     let (mut records, mut rest) = (Vec::new(), &file[24..]);
     while !rest.is_empty() {
-        let Some(head) = rest.get(..16) else { return Some((records, false)) };
+        let Some(head) = rest.get(..head_len) else { return Some((records, false)) };
         let len = word(big, &head[8..]);
-        let Some(bytes) = rest.get(16..16 + len as usize).filter(|_| len <= most) else {
+        let Some(bytes) = rest.get(head_len..head_len + len as usize).filter(|_| len <= MAX_RECORD_LEN)
+        else {
             return Some((records, false));
         };
         let time = u64::from(word(big, head)) * 1_000_000_000 + u64::from(word(big, &head[4..])) * unit;
         records.push((time, bytes.to_vec(), word(big, &head[12..])));
-        rest = &rest[16 + len as usize..];
+        rest = &rest[head_len + len as usize..];
     }
     Some((records, true))
 }
