@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use crate::descriptor::Descriptor;
 pub use crate::descriptor::Submitted;
 use crate::sim::SimPortal;
+use crate::sim::Stepper;
 
 pub use instructions::Instructions;
 pub(crate) use ways::{Page, Writer};
@@ -120,6 +121,14 @@ impl Portal {
     pub fn prepare(&self, n: usize) {
         if let Door::Sim(portal) = &self.door {
             portal.prepare(n);
+        }
+    }
+
+    /// The thread that steps a simulated device. Hardware needs no steps.
+    pub(crate) fn stepper(&self) -> Stepper {
+        match &self.door {
+            Door::Sim(portal) => portal.stepper(),
+            _ => Stepper::Other,
         }
     }
 

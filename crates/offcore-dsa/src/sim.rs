@@ -21,6 +21,7 @@ pub use engine::SimEngine;
 pub use faults::Faults;
 pub use options::{Generation, Profile, SimOptions};
 pub use portal::SimPortal;
+pub(crate) use portal::Stepper;
 pub use stats::{SimStats, SoftwareError, SoftwareErrors};
 pub use timing::Timing;
 

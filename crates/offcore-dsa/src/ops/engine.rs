@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::completion::CompletionRecord;
 use crate::descriptor::Flags;
 use crate::portal::{Portal, Submitted};
+use crate::sim::Stepper;
 use crate::wq::{WqInfo, gen_cap};
 
 use super::operation::Operation;
@@ -151,9 +152,10 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Lengths that differ, memory that overlaps, a copy onto itself that failed half way. While the queue is full,
-    /// this waits.
+    /// Lengths that differ, memory that overlaps, a copy onto itself that failed half way; a simulated device that no other
+    /// thread steps. While the queue is full, this waits.
     pub fn run(&mut self, operation: Operation<'_>) -> Result<Done, OpsError> {
+        self.check_stepper()?;
         while self.slots.iter().all(Option::is_some) {
             self.collect();
             spin_loop();
@@ -171,6 +173,22 @@ impl Engine {
             self.collect();
             spin_loop();
         }
+    }
+
+    /// Refuses to wait for a simulated device that only the caller could step.
+    fn check_stepper(&self) -> Result<(), OpsError> {
+        let began = Instant::now();
+        while let Some(portal) = &self.portal {
+            match portal.stepper() {
+                Stepper::Other => break,
+                // Another thread may be about to begin.
+                Stepper::Nobody if began.elapsed() < self.options.timeout => std::thread::yield_now(),
+                Stepper::Nobody | Stepper::Caller => {
+                    return Err(OpsError::Stepped { wq: self.wq.name.clone() });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// A completed operation, in no particular order; `None` when there is none now.

@@ -63,6 +63,9 @@ pub enum OpsError {
     Overlap { operation: Opcode },
     /// {limit} operations are in flight already, all that work queue {wq} holds: poll first
     Full { wq: String, limit: usize },
+    /// work queue {wq} is of a simulated device that only the calling thread steps, so nothing would complete while it waits:
+    /// submit, step the device and poll, or step it in another thread
+    Stepped { wq: String },
     /// a copy onto itself failed half way ({why}): source and destination are undefined
     Damaged { why: Why },
 }

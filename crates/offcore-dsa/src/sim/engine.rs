@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::arbiter::Arbiter;
 use super::checks::{self, Refused};
 use super::execute::{Injected, Scratch};
-use super::shared::{Client, Shared};
+use super::shared::{Client, Shared, this_thread};
 use super::stats::Counters;
 use super::{DeviceState, Faults, SimOptions, SoftwareError, Timing};
 use crate::completion::Completed;
@@ -191,6 +191,7 @@ impl SimEngine {
     /// Says that we are in a step, takes note of what has changed, and takes descriptors in.
     fn begin(&mut self) {
         self.shared.stepping.swap(true, Ordering::SeqCst);
+        self.shared.stepper.store(this_thread(), Ordering::Relaxed);
         self.look();
         self.take_in();
     }

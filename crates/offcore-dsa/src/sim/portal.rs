@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use offcore_ring::spsc::Producer;
 use offcore_stats::SplitMix;
 
-use super::shared::{Occupancy, PortalCell, lock};
+use super::shared::{Occupancy, PortalCell, lock, this_thread};
 use super::{Faults, SimDevice, SoftwareError};
 use crate::descriptor::{Descriptor, Flags, Submitted};
 
@@ -32,6 +32,17 @@ pub struct SimPortal {
     epoch: u64,
     device: SimDevice,
     orders: Orders,
+}
+
+/// The thread that made the last step of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stepper {
+    /// None was made yet.
+    Nobody,
+    /// The calling thread: while it waits, nothing happens.
+    Caller,
+    /// Another thread.
+    Other,
 }
 
 /// What faults of submission need to know.
@@ -183,6 +194,15 @@ impl SimPortal {
     #[inline(always)]
     pub fn prepare(&self, n: usize) {
         self.ring.prefetch(n);
+    }
+
+    /// The thread that steps the device.
+    pub(crate) fn stepper(&self) -> Stepper {
+        match self.device.shared().stepper.load(Ordering::Relaxed) {
+            0 => Stepper::Nobody,
+            thread if thread == this_thread() => Stepper::Caller,
+            _ => Stepper::Other,
+        }
     }
 
     /// Whether the device has neither halted nor been reset since the queue was opened.

@@ -1,6 +1,6 @@
 //! What the control side, the portals and the engine of a simulated device share.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::CachePadded;
@@ -15,6 +15,12 @@ use crate::wq::{WqInfo, WqMode};
 
 /// Entries of the event log; a device that has none keeps nothing.
 const EVENT_LOG: usize = 64;
+
+/// A number of the calling thread that no other living one has; never 0.
+pub(super) fn this_thread() -> usize {
+    thread_local!(static HERE: u8 = const { 0 });
+    HERE.with(|here| std::ptr::from_ref(here).addr())
+}
 
 /// A client as the engine gets it.
 #[derive(Debug)]
@@ -161,6 +167,8 @@ pub(super) struct Shared {
     pub(super) acknowledged: CachePadded<AtomicU64>,
     /// Whether the engine is inside a step.
     pub(super) stepping: CachePadded<AtomicBool>,
+    /// The thread that made the last step, by [`this_thread`]; 0 before the first.
+    pub(super) stepper: AtomicUsize,
     /// Cleared when the engine is dropped.
     pub(super) alive: AtomicBool,
     state: AtomicU8,
@@ -193,6 +201,7 @@ impl Shared {
             generation: CachePadded::default(),
             acknowledged: CachePadded::default(),
             stepping: CachePadded::default(),
+            stepper: AtomicUsize::new(0),
             alive: AtomicBool::new(true),
             state: AtomicU8::new(0),
             epoch: AtomicU64::new(0),

@@ -245,10 +245,33 @@ fn full_shared_queue_leaves_it_to_the_core() {
 }
 
 fn stepped(options: &str) -> (Engine, SimEngine, WqInfo) {
+    stepped_with(options, Options::default().timeout)
+}
+
+fn stepped_with(options: &str, timeout: Duration) -> (Engine, SimEngine, WqInfo) {
     let (device, sim) = SimDevice::stepped("dsa-sim0", options.parse::<SimOptions>().unwrap()).unwrap();
     let wq = device.work_queues().remove(0);
     let portal = device.open(&wq.name).unwrap();
-    (Engine::new(Portal::from(portal), wq.clone(), Options::default()), sim, wq)
+    (Engine::new(Portal::from(portal), wq.clone(), Options { timeout, ..Options::default() }), sim, wq)
+}
+
+/// Nothing would complete while the only thread that steps the device waits.
+#[test]
+fn run_refuses_a_device_without_a_stepper() {
+    let (src, mut dst) = (bytes(100, 3), [0; 100]);
+    let run = |engine: &mut Engine, dst: &mut [u8]| {
+        engine.run(Operation::Copy { src: src[..].into(), dst: dst.into() })
+    };
+    // A step that was made here shows at once that no other thread makes them, whatever the timeout.
+    let (mut engine, mut sim, wq) = stepped_with("gen=spr", Duration::MAX);
+    sim.step();
+    let refused = Err(OpsError::Stepped { wq: wq.name });
+    assert_eq!(run(&mut engine, &mut dst), refused);
+    assert!(engine.has_device() && engine.in_flight() == 0);
+    assert_eq!(dst, [0; 100]);
+    let (mut unstepped, _kept, _) = stepped_with("gen=spr", Duration::from_millis(20));
+    assert_eq!(run(&mut unstepped, &mut dst), refused, "no step was made within the timeout");
+    assert!(unstepped.has_device());
 }
 
 #[test]
