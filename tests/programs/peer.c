@@ -17,6 +17,7 @@
 //     udp S ADDRESS              ok PORT             sendto S ADDRESS PORT N SEED
 //     recvfrom S                 ok N SUM            reply S N SEED            to whom the last datagram came from
 //     from S                     ok PORT of it       try S                     ok N, or EAGAIN: a datagram now
+//     headers S                  ok N hops H class C: a datagram, and what its IP header has
 //     pause MS                                       later MS COMMAND          answers at once, runs it afterwards
 #define _GNU_SOURCE
 #include "common.h"
@@ -209,6 +210,32 @@ static void do_close(int slot, bool abort)
     slots[slot] = -1;
 }
 
+static void do_headers(int slot)
+{
+    static uint8_t data[65536];
+    int fd = slots[slot];
+    set_int(fd, IPPROTO_IP, IP_RECVTTL, 1);
+    set_int(fd, IPPROTO_IP, IP_RECVTOS, 1);
+    set_int(fd, IPPROTO_IPV6, IPV6_RECVHOPLIMIT, 1);
+    set_int(fd, IPPROTO_IPV6, IPV6_RECVTCLASS, 1);
+    char room[256];
+    struct iovec part = {data, sizeof data};
+    struct msghdr message = {&last[slot].addr, sizeof last[slot].addr, &part, 1, room, sizeof room, 0};
+    long got = recvmsg(fd, &message, 0);
+    last[slot].len = message.msg_namelen;
+    if (got < 0)
+        return outcome(false);
+    int hops = -1, class = -1;
+    for (struct cmsghdr *one = CMSG_FIRSTHDR(&message); one; one = CMSG_NXTHDR(&message, one)) {
+        bool v4 = one->cmsg_level == IPPROTO_IP;
+        if (one->cmsg_type == (v4 ? IP_TTL : IPV6_HOPLIMIT))
+            memcpy(&hops, CMSG_DATA(one), sizeof hops);
+        if (one->cmsg_type == (v4 ? IP_TOS : IPV6_TCLASS))
+            class = *CMSG_DATA(one);
+    }
+    snprintf(out, sizeof out, "ok %ld hops %d class %d", got, hops, class);
+}
+
 static void do_udp(int slot, char **word)
 {
     struct place at = address(word[2], 0);
@@ -232,6 +259,8 @@ static void do_udp_verb(int slot, char **word)
         do_sendto(fd, last[slot], atol(word[2]), (unsigned)atoi(word[3]));
     else if (!strcmp(verb, "recvfrom"))
         do_recvfrom(slot, 0);
+    else if (!strcmp(verb, "headers"))
+        do_headers(slot);
     else if (!strcmp(verb, "try"))
         do_recvfrom(slot, MSG_DONTWAIT);
     else if (!strcmp(verb, "from"))

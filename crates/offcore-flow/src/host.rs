@@ -7,6 +7,7 @@ pub mod watched;
 
 use std::mem;
 use std::sync::atomic::Ordering;
+use std::time::SystemTime;
 
 use offcore_dma::Mover;
 use offcore_mem::{BURST, Burst, Packet};
@@ -171,6 +172,9 @@ impl Host {
             let Accepts { offloads, segments } = accepts;
             self.path.set_link(iface as u8, offloads, segments);
         }
+        // The clock of the system may have been set.
+        let unix_time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        self.path.stack.set_unix_time(self.now(), unix_time.as_micros() as u64);
     }
 
     /// Microseconds since the host was made, at least one.

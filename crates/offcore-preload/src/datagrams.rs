@@ -1,27 +1,39 @@
 //! Datagram sockets on the stack.
 
+pub(crate) mod cork;
+
 use core::ffi::c_int;
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering;
 
-use offcore_session::datagram::{HEADER_LEN, Header, record_len};
+use offcore_session::app;
+use offcore_session::datagram::{HEADER_LEN, Header, More, PathMtu, record_len};
 use offcore_session::message::{Call, Question};
 use offcore_session::slot::wish;
 
 use crate::address::{self, End};
-use crate::link;
+use crate::control::Control;
+use crate::datagram_options as options;
+use crate::link::{self, Mapped};
 use crate::lock::Held;
-use crate::options;
 use crate::session::Session;
 use crate::sys::Errno;
 use crate::vectors::Buffers;
 
-/// A datagram that was received: bytes copied, its own length, and who sent it.
+/// A datagram that was received: bytes copied, its own length, and its header.
 pub(crate) struct Received {
     pub(crate) copied: usize,
     pub(crate) len: usize,
-    pub(crate) from: SocketAddr,
+    pub(crate) header: Header,
+    /// The length of each datagram that `UDP_GRO` has joined.
+    pub(crate) segment: Option<u16>,
 }
+
+/// The maximum number of segments of a datagram (`UDP_MAX_SEGMENTS` of Linux).
+const SENT_SEGMENTS: usize = 128;
+/// Limits of a joined datagram: the number of datagrams in it, and its length.
+const MOST_SEGMENTS: usize = 64;
+const MOST_BYTES: usize = 65_535;
 
 /// The peer of a connected socket.
 pub(crate) fn peer(session: &Session) -> Option<SocketAddr> {
@@ -126,24 +138,77 @@ unsafe fn take_once(session: &Session, buffers: Buffers<'_>, how: c_int) -> Resu
         return Err(libc::EIO);
     }
     // SAFETY: the caller's promise.
-    let copied = unsafe { buffers.fill(0, payload(reader.spans(), len)) };
-    let left = reader.available() - whole;
+    let copied = unsafe { buffers.fill(0, part(reader.spans(), HEADER_LEN, len)) };
+    let mut received = Received { copied, len, header, segment: None };
+    let mut taken = whole;
+    if options::bits(session) & options::bit::GRO != 0 && copied == len {
+        // SAFETY: the caller's promise.
+        taken += unsafe { join(&reader, whole, buffers, &mut received) };
+    }
+    let left = reader.available() - taken;
     if how & libc::MSG_PEEK == 0 {
-        if !reader.consume_alone(whole) {
+        if !reader.consume_alone(taken) {
             return Ok(None);
         }
         session.settle(&reader, left);
         session.mark();
     }
-    Ok(Some(Taken::Datagram(Received { copied, len, from: header.peer })))
+    Ok(Some(Taken::Datagram(received)))
 }
 
-/// The spans of a record without its header, `len` bytes.
-fn payload<'a>(
+/// Joins the first datagram with the following ones, as GRO of Linux does: they have the same sender and length, and the last
+/// one may be shorter. They begin at byte `skip`. Returns their length in the FIFO.
+///
+/// # Safety
+/// The buffers are the program's to be written.
+unsafe fn join(
+    reader: &app::Reader<Mapped>,
+    skip: usize,
+    buffers: Buffers<'_>,
+    first: &mut Received,
+) -> usize {
+    let (room, each) = (buffers.len().min(MOST_BYTES), first.len);
+    let mut at = skip;
+    for _ in 1..MOST_SEGMENTS {
+        let mut bytes = [0u8; HEADER_LEN];
+        let buffer = crate::vectors::buffer(bytes.as_mut_ptr().cast(), bytes.len());
+        // SAFETY: a buffer of ours.
+        let there = unsafe { Buffers::one(&buffer).fill(0, part(reader.spans(), at, HEADER_LEN)) };
+        let next = Header::from_bytes(&bytes).filter(|_| there == HEADER_LEN);
+        let same = |next: &Header| {
+            let (ours, theirs) = (first.header.more, next.more);
+            (next.peer, next.local) == (first.header.peer, first.header.local)
+                && (theirs.tos, theirs.hops) == (ours.tos, ours.hops)
+        };
+        let Some(next) = next.filter(same) else { break };
+        let (len, whole) = (usize::from(next.len), record_len(next.len));
+        let fits = len > 0 && len <= each && first.copied + len <= room;
+        if !fits || reader.available() < at + whole {
+            break;
+        }
+        // SAFETY: the caller's promise.
+        let copied = unsafe { buffers.fill(first.copied, part(reader.spans(), at + HEADER_LEN, len)) };
+        if copied < len {
+            break;
+        }
+        at += whole;
+        first.copied += len;
+        first.len += len;
+        first.segment = Some(each as u16);
+        if len < each {
+            break;
+        }
+    }
+    at - skip
+}
+
+/// `len` bytes of the spans from byte `skip` on.
+fn part<'a>(
     spans: impl Iterator<Item = offcore_session::Span<'a>>,
+    skip: usize,
     len: usize,
 ) -> impl Iterator<Item = offcore_session::Span<'a>> {
-    let (mut skip, mut left) = (HEADER_LEN, len);
+    let (mut skip, mut left) = (skip, len);
     spans.filter_map(move |span| {
         let from = skip.min(span.len());
         skip -= from;
@@ -155,17 +220,26 @@ fn payload<'a>(
 
 /// Whether the stack sends datagrams to an address, as far as that is known here.
 fn may_be_sent_to(session: &Session, to: IpAddr) -> Result<(), Errno> {
-    if matches!(to, IpAddr::V4(to) if to.is_broadcast()) && !options::may_broadcast(session) {
+    if matches!(to, IpAddr::V4(to) if to.is_broadcast()) && !crate::options::may_broadcast(session) {
         return Err(libc::EACCES);
     }
-    let by_kernel_only = to.is_unspecified() || to.is_loopback() || to.is_multicast();
-    match by_kernel_only || matches!(to, IpAddr::V4(to) if to.is_broadcast()) {
-        true => Err(libc::ENETUNREACH),
-        false => Ok(()),
-    }
+    if to.is_unspecified() || to.is_loopback() { Err(libc::ENETUNREACH) } else { Ok(()) }
 }
 
-/// Sends a datagram, to the peer where no address is given.
+/// Checks the length of a datagram. Segments, and datagrams that must not be fragmented, have to fit the path MTU.
+fn check_len(session: &Session, more: &More, v6: bool, len: usize) -> Result<(), Errno> {
+    let segment = usize::from(more.segment);
+    let piece = if segment > 0 { len.min(segment) } else { len };
+    let mtu = session.slot.mtu().load(Ordering::Relaxed) as usize;
+    let headers = if v6 { 48 } else { 28 };
+    let must_fit = segment > 0 || matches!(more.path_mtu(), PathMtu::Do | PathMtu::Probe);
+    if must_fit && mtu > 0 && headers + piece > mtu {
+        return Err(libc::EMSGSIZE);
+    }
+    if segment > 0 && len > segment * SENT_SEGMENTS { Err(libc::EINVAL) } else { Ok(()) }
+}
+
+/// Sends a datagram, to the peer where no address is given. With `MSG_MORE` or `UDP_CORK` the next call appends to it.
 ///
 /// # Safety
 /// The buffers are the program's to be read.
@@ -174,16 +248,20 @@ pub(crate) unsafe fn send(
     buffers: Buffers<'_>,
     how: c_int,
     to: Option<SocketAddr>,
+    control: &Control,
 ) -> Result<usize, Errno> {
     if how & libc::MSG_ZEROCOPY != 0 || how & libc::MSG_OOB != 0 {
         return Err(libc::EOPNOTSUPP);
+    }
+    if cork::is_begun(session) {
+        // SAFETY: the caller's promise.
+        return unsafe { cork::go_on(session, buffers, how) };
     }
     let peer = to.or_else(|| peer(session)).ok_or(libc::EDESTADDRREQ)?;
     if peer.port() == 0 {
         return Err(libc::EINVAL);
     }
-    let most = if peer.is_ipv4() { 65_507 } else { 65_527 };
-    let len = Some(buffers.len()).filter(|len| *len <= most).ok_or(libc::EMSGSIZE)?;
+    let len = Some(buffers.len()).filter(|len| *len <= longest(peer)).ok_or(libc::EMSGSIZE)?;
     may_be_sent_to(session, peer.ip())?;
     if let Some(error) = session.take_error() {
         return Err(error);
@@ -191,8 +269,43 @@ pub(crate) unsafe fn send(
     if session.wants(wish::END) {
         return Err(libc::EPIPE);
     }
-    let local = address::unspecified(peer.is_ipv6());
-    let header = Header { len: len as u16, peer, local };
+    let v6 = peer.is_ipv6();
+    let local = control.local().unwrap_or(address::unspecified(v6));
+    if local.is_ipv6() != v6 {
+        return Err(libc::EINVAL);
+    }
+    let mut more = control.more(session, peer.ip());
+    more.broadcast = !v6 && crate::options::may_broadcast(session);
+    let header = Header { len: len as u16, peer, local, more };
+    if how & libc::MSG_MORE != 0 || options::bits(session) & options::bit::CORK != 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { cork::begin(session, &header, buffers) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { send_whole(session, header, buffers, how) }
+}
+
+/// Bytes of the longest datagram to an address.
+fn longest(peer: SocketAddr) -> usize {
+    if peer.is_ipv4() { 65_507 } else { 65_527 }
+}
+
+/// Sends a datagram with this header, of the buffers' length.
+///
+/// # Safety
+/// The buffers are the program's to be read.
+unsafe fn send_whole(
+    session: &Session,
+    mut header: Header,
+    buffers: Buffers<'_>,
+    how: c_int,
+) -> Result<usize, Errno> {
+    let len = buffers.len();
+    check_len(session, &header.more, header.peer.is_ipv6(), len)?;
+    if len <= usize::from(header.more.segment) {
+        header.more.segment = 0;
+    }
+    header.len = len as u16;
     loop {
         // SAFETY: the caller's promise.
         let put = unsafe { put(session, &header, buffers) }?;

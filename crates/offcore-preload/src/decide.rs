@@ -8,10 +8,11 @@ use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use offcore_session::message::{Call, NONE, ONLY_V6, Question, SHARE_PORT, Session as Where};
+use offcore_session::message::{Call, NONE, ONLY_V6, Question, SHARE_ADDRESS, SHARE_PORT, Session as Where};
 use offcore_session::slot::{state, wish};
 
 use crate::address;
+use crate::datagram_options;
 use crate::explain::{self, Goes};
 use crate::link;
 use crate::polled;
@@ -76,7 +77,7 @@ fn become_session(fd: c_int, entry: Entry, (found, end): (Where, c_int)) -> Resu
     let new = Entry::session(kind, entry.v6, found);
     // A stream without options has the stack's.
     let has = entry.kind == Kind::OpenDatagrams || entry.generation & open::SET != 0;
-    let options = has.then(|| Options::of(fd, end));
+    let options = has.then(|| Options::of(fd, entry, end));
     let kept = (has && kind == Kind::Stream)
         .then(|| (stream_options::of_kernel(fd, entry.v6), stream_options::buffers(fd, entry.v6)));
     if let Ok(owner @ 1..) = sys::fcntl(fd, libc::F_GETOWN, 0) {
@@ -113,11 +114,13 @@ struct Options {
     keep: [c_int; 3],
     told: u32,
     broadcasts: bool,
+    /// Options of a datagram socket, stored in the place of `keep`.
+    datagrams: Option<[u32; 4]>,
 }
 
 impl Options {
-    /// Those of `fd`; `end` gets the ones that the kernel keeps for it.
-    fn of(fd: c_int, end: c_int) -> Self {
+    /// Reads the options of `fd`. Copies to `end` the ones that the kernel applies.
+    fn of(fd: c_int, entry: Entry, end: c_int) -> Self {
         let mut wishes = 0;
         let none = libc::linger { l_onoff: 0, l_linger: 0 };
         let linger = sys::socket_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, none).unwrap_or(none);
@@ -134,7 +137,9 @@ impl Options {
         // Those that a listener accepts have them, too.
         let told = if copy_times(fd, end) { wish::TIMED } else { 0 };
         let broadcasts = sys::int_option(fd, libc::SOL_SOCKET, libc::SO_BROADCAST) != 0;
-        Self { wishes, keep, told, broadcasts }
+        let datagrams = entry.kind == Kind::OpenDatagrams;
+        let datagrams = datagrams.then(|| datagram_options::of_kernel(fd, entry.v6));
+        Self { wishes, keep, told, broadcasts, datagrams }
     }
 
     fn give(&self, session: &Session) {
@@ -143,6 +148,9 @@ impl Options {
         wishes.keep_idle.store(idle as u32, Ordering::Relaxed);
         wishes.keep_interval.store(interval as u32, Ordering::Relaxed);
         wishes.keep_count.store(count as u32, Ordering::Relaxed);
+        if let Some(options) = self.datagrams {
+            datagram_options::give(session, options);
+        }
         wishes.told.fetch_or(self.told, Ordering::AcqRel);
         if self.broadcasts && session.is_datagrams() {
             crate::options::allow_broadcast(session);
@@ -222,7 +230,7 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
         }
         return Ok(Decided::Kernel);
     }
-    let mut question = Question::new(Call::Bind, NONE, libc::SOCK_DGRAM as u32);
+    let mut question = Question::new(Call::Bind, NONE, kind_of_datagrams(fd, entry));
     question.local = Some(to);
     match ask_session(fd, &question, &[]) {
         Ok(found) => {
@@ -237,6 +245,16 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
         }
         Err(error) => Err(error),
     }
+}
+
+/// The kind of session, with the options that decide on address conflicts.
+fn kind_of_datagrams(fd: c_int, entry: Entry) -> u32 {
+    let bit = |bit, level, name| if sys::int_option(fd, level, name) != 0 { bit } else { 0 };
+    let only_v6 = if entry.v6 { bit(ONLY_V6, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) } else { 0 };
+    libc::SOCK_DGRAM as u32
+        | bit(SHARE_ADDRESS, libc::SOL_SOCKET, libc::SO_REUSEADDR)
+        | bit(SHARE_PORT, libc::SOL_SOCKET, libc::SO_REUSEPORT)
+        | only_v6
 }
 
 /// Whether an address is one of the stack's: then a session can be bound to it.
@@ -353,7 +371,7 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
             question
         }
         _ => {
-            let mut question = Question::new(call, NONE, libc::SOCK_DGRAM as u32);
+            let mut question = Question::new(call, NONE, kind_of_datagrams(fd, entry));
             let any = SocketAddr::new(address::unspecified(entry.v6), 0);
             (question.local, question.remote) = (Some(bound.unwrap_or(any)), Some(to));
             question

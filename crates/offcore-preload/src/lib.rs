@@ -25,6 +25,8 @@ compile_error!("the preload library makes system calls of x86-64 Linux");
 mod address;
 mod adopt;
 mod calls;
+mod control;
+mod datagram_options;
 mod datagrams;
 mod decide;
 mod environment;

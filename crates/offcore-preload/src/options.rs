@@ -13,6 +13,8 @@ use libc::socklen_t;
 use offcore_session::message::{Call, Question};
 use offcore_session::slot::{number, state, wish};
 
+use crate::datagram_options;
+use crate::datagrams;
 use crate::link;
 use crate::real;
 use crate::session::Session;
@@ -23,6 +25,10 @@ use crate::sys::{self, Errno};
 const SO_COOKIE: c_int = 57;
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SO_SNDTIMEO_NEW: c_int = 67;
+/// `linux/in.h`, which the crate libc lacks.
+const MCAST_JOIN_GROUP: c_int = 42;
+const MCAST_LEAVE_GROUP: c_int = 45;
+const MCAST_JOIN_SOURCE_GROUP: c_int = 46;
 
 /// A value that is read from the program.
 ///
@@ -171,6 +177,8 @@ pub(crate) unsafe fn set(
                 session.mark();
             }
         }
+        // A datagram socket has no options of TCP. It stores other options in the same words.
+        (libc::IPPROTO_TCP, _) if session.is_datagrams() => return Err(libc::ENOPROTOOPT),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => return count(&wishes.keep_idle, 32_767),
         (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => return count(&wishes.keep_interval, 32_767),
         (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => return count(&wishes.keep_count, 127),
@@ -203,16 +211,59 @@ pub(crate) unsafe fn set(
             unsafe { stream_options::set(kept, session.entry.v6, level, name, value, len) }?;
             session.mark();
         }
-        _ => {
-            let value = by_kernel(session, |fd| {
-                // SAFETY: the caller's promise.
-                unsafe { sys::setsockopt(fd, level, name, value, len as usize) }?;
-                Ok(sys::int_option(fd, level, name))
-            })?;
-            kept.set(kept_name(level, name), value as u32);
-        }
+        // SAFETY: the caller's promise.
+        _ => return unsafe { set_of_datagrams(session, level, name, value, len) },
     }
     Ok(())
+}
+
+/// Memberships of groups by level and name: none is supported.
+const MEMBERSHIPS: [(c_int, c_int); 10] = [
+    (libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP),
+    (libc::IPPROTO_IP, libc::IP_DROP_MEMBERSHIP),
+    (libc::IPPROTO_IP, libc::IP_ADD_SOURCE_MEMBERSHIP),
+    (libc::IPPROTO_IP, MCAST_JOIN_GROUP),
+    (libc::IPPROTO_IP, MCAST_LEAVE_GROUP),
+    (libc::IPPROTO_IP, MCAST_JOIN_SOURCE_GROUP),
+    (libc::IPPROTO_IPV6, libc::IPV6_ADD_MEMBERSHIP),
+    (libc::IPPROTO_IPV6, libc::IPV6_DROP_MEMBERSHIP),
+    (libc::IPPROTO_IPV6, MCAST_JOIN_GROUP),
+    (libc::IPPROTO_IPV6, MCAST_JOIN_SOURCE_GROUP),
+];
+
+/// `setsockopt` of a datagram socket.
+///
+/// # Safety
+/// `value` is of `len` bytes.
+unsafe fn set_of_datagrams(
+    session: &Session,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> Result<(), Errno> {
+    if MEMBERSHIPS.contains(&(level, name)) {
+        return Err(libc::ENODEV);
+    }
+    let is_known = datagram_options::has(level, name);
+    // SAFETY: the caller's promise.
+    if is_known && !datagram_options::can_be(level, name, unsafe { read::<c_int>(value, len) }?) {
+        return Err(libc::EINVAL);
+    }
+    let value = by_kernel(session, |fd| {
+        // SAFETY: the caller's promise.
+        unsafe { sys::setsockopt(fd, level, name, value, len as usize) }?;
+        Ok(sys::int_option(fd, level, name))
+    })?;
+    if !is_known {
+        session.slot.kept.set(kept_name(level, name), value as u32);
+        return Ok(());
+    }
+    datagram_options::set(session, level, name, value);
+    match (level, name, value) {
+        (libc::IPPROTO_UDP, datagram_options::UDP_CORK, 0) => datagrams::cork::push(session),
+        _ => Ok(()),
+    }
 }
 
 /// `getsockopt`.
@@ -276,6 +327,7 @@ pub(crate) unsafe fn get(
         }
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) if !session.is_datagrams() => wants(wish::NO_DELAY),
         (libc::IPPROTO_TCP, libc::TCP_CORK) if !session.is_datagrams() => wants(wish::CORK),
+        (libc::IPPROTO_TCP, _) if session.is_datagrams() => return Err(libc::ENOPROTOOPT),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => kept(&wishes.keep_idle, 7200),
         (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => kept(&wishes.keep_interval, 75),
         (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => kept(&wishes.keep_count, 9),
@@ -287,6 +339,13 @@ pub(crate) unsafe fn get(
         (libc::IPPROTO_TCP, libc::TCP_CONGESTION) if !session.is_datagrams() => {
             // SAFETY: the caller's promise.
             return unsafe { give(congestion_name(session), to, len) };
+        }
+        (libc::IPPROTO_IP, libc::IP_MTU) | (libc::IPPROTO_IPV6, libc::IPV6_MTU) if session.is_datagrams() => {
+            datagrams::peer(session).ok_or(libc::ENOTCONN)?;
+            session.slot.mtu().load(Ordering::Relaxed) as c_int
+        }
+        _ if session.is_datagrams() && datagram_options::has(level, name) => {
+            datagram_options::get(session, level, name).unwrap_or(0)
         }
         _ => match kept_value(session, level, name) {
             Some(value) => value,

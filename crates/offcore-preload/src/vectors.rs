@@ -91,6 +91,20 @@ impl<'a> Buffers<'a> {
         self.meet(skip, spans, |ours, shared, len| unsafe { ptr::copy_nonoverlapping(ours, shared, len) })
     }
 
+    /// Copies all of the buffers to `to`.
+    ///
+    /// # Safety
+    /// The buffers are the program's to be read, and `to` has room for them.
+    pub(crate) unsafe fn copy_to(self, to: *mut u8) {
+        let mut to = to;
+        for (from, len) in self.from(0) {
+            // SAFETY: the caller's promise; they do not overlap.
+            // copy-ok: what a write is; the application's core makes it
+            unsafe { ptr::copy_nonoverlapping(from, to, len) };
+            to = to.wrapping_add(len);
+        }
+    }
+
     fn meet<'s>(
         self,
         skip: usize,

@@ -6,7 +6,7 @@ use crate::app::{Reader, Writer};
 use crate::place::{Place, Segments};
 
 /// Bytes of the header in front of a datagram's payload.
-pub const HEADER_LEN: usize = 40;
+pub const HEADER_LEN: usize = 64;
 const ALIGN: usize = 8;
 
 /// What stands in front of a datagram's payload.
@@ -14,10 +14,59 @@ const ALIGN: usize = 8;
 pub struct Header {
     /// Bytes of payload.
     pub len: u16,
-    /// Who sent it, or is to get it.
+    /// Received: the sender. To be sent: the receiver.
     pub peer: SocketAddr,
-    /// The stack's address: where it came to, or is to be sent from; unspecified for any that is right.
+    /// Received: the destination address. To be sent: the source address; the stack selects it when it is unspecified.
     pub local: IpAddr,
+    pub more: More,
+}
+
+/// Fields of a [`Header`] that concern few programs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct More {
+    /// Time to live, or hop limit. To be sent: 0 is the stack's choice.
+    pub hops: u8,
+    /// Type of service, or traffic class: DSCP and ECN.
+    pub tos: u8,
+    /// Received: the interface's index, as the kernel or else the stack numbers it.
+    pub index: u32,
+    /// To be sent: [`PathMtu`] as a number.
+    pub path_mtu: u8,
+    /// To be sent: payload bytes of each segment (`UDP_SEGMENT`); 0 sends one datagram.
+    pub segment: u16,
+    /// To be sent: it may go to all hosts of a network (`SO_BROADCAST`).
+    pub broadcast: bool,
+    /// Received: the number of datagrams that the socket has dropped before.
+    pub lost: u32,
+    /// Received: when, in microseconds since 1970.
+    pub time: u64,
+}
+
+/// How a datagram longer than the path MTU is sent (`IP_MTU_DISCOVER`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PathMtu {
+    /// It is sent in fragments. DF is not set.
+    #[default]
+    Ignore = 0,
+    /// It is sent in fragments. A datagram that fits has DF set.
+    Want = 1,
+    /// It is not sent.
+    Do = 2,
+    /// It is sent if it fits the interface; the path MTU is ignored. DF is set.
+    Probe = 3,
+}
+
+impl More {
+    /// The mode as a value; an unknown number is [`PathMtu::Ignore`].
+    pub fn path_mtu(&self) -> PathMtu {
+        match self.path_mtu {
+            1 => PathMtu::Want,
+            2 => PathMtu::Do,
+            3 => PathMtu::Probe,
+            _ => PathMtu::Ignore,
+        }
+    }
 }
 
 /// Bytes that a datagram of `len` bytes takes in a FIFO.
@@ -26,26 +75,38 @@ pub const fn record_len(len: u16) -> usize {
 }
 
 impl Header {
-    /// As it lies in the FIFO: length, port and family in little endian, then both addresses, 16 bytes each.
+    /// A header with the usual values of everything else.
+    pub fn new(len: u16, peer: SocketAddr, local: IpAddr) -> Self {
+        Self { len, peer, local, more: More::default() }
+    }
+
+    /// As it lies in the FIFO, in little endian: length, port, family, hops, type of service, path MTU; both addresses, 16
+    /// bytes each; time, lost datagrams, interface, segment, broadcast.
     pub fn to_bytes(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
+        let More { hops, tos, index, path_mtu, segment, broadcast, lost, time } = self.more;
         // copy-ok: a few bytes of a header
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
         put(0, &self.len.to_le_bytes());
         put(2, &self.peer.port().to_le_bytes());
-        put(4, &[if self.peer.is_ipv4() { 4 } else { 6 }]);
+        put(4, &[if self.peer.is_ipv4() { 4 } else { 6 }, hops, tos, path_mtu]);
         for (at, address) in [(8, self.peer.ip()), (24, self.local)] {
             match address {
                 IpAddr::V4(address) => put(at, &address.octets()),
                 IpAddr::V6(address) => put(at, &address.octets()),
             }
         }
+        put(40, &time.to_le_bytes());
+        put(48, &lost.to_le_bytes());
+        put(52, &index.to_le_bytes());
+        put(56, &segment.to_le_bytes());
+        put(58, &[broadcast.into()]);
         bytes
     }
 
     /// `None` when the bytes are no header.
     pub fn from_bytes(bytes: &[u8; HEADER_LEN]) -> Option<Self> {
-        let [l0, l1, p0, p1, family, ..] = *bytes;
+        let [l0, l1, p0, p1, family, hops, tos, path_mtu, ..] = *bytes;
         let address = |at: usize| -> Option<IpAddr> {
             Some(match family {
                 4 => Ipv4Addr::from(*bytes[at..].first_chunk::<4>()?).into(),
@@ -54,7 +115,17 @@ impl Header {
             })
         };
         let peer = SocketAddr::new(address(8)?, u16::from_le_bytes([p0, p1]));
-        Some(Self { len: u16::from_le_bytes([l0, l1]), peer, local: address(24)? })
+        let more = More {
+            hops,
+            tos,
+            path_mtu,
+            index: u32::from_le_bytes(*bytes[52..].first_chunk()?),
+            segment: u16::from_le_bytes(*bytes[56..].first_chunk()?),
+            broadcast: bytes[58] != 0,
+            lost: u32::from_le_bytes(*bytes[48..].first_chunk()?),
+            time: u64::from_le_bytes(*bytes[40..].first_chunk()?),
+        };
+        Some(Self { len: u16::from_le_bytes([l0, l1]), peer, local: address(24)?, more })
     }
 }
 
@@ -112,12 +183,23 @@ mod tests {
     use crate::{Arena, Fifo, Rx, Tx};
 
     fn header(len: u16, peer: &str, local: &str) -> Header {
-        Header { len, peer: peer.parse().unwrap(), local: local.parse().unwrap() }
+        Header::new(len, peer.parse().unwrap(), local.parse().unwrap())
     }
 
     #[test]
     fn headers_are_read_as_they_were_written() {
-        for header in [header(0, "10.0.0.1:7", "10.0.0.2"), header(65_507, "[2001:db8::1]:65535", "::")] {
+        let more = More {
+            hops: 1,
+            tos: 2,
+            index: 3,
+            path_mtu: 4,
+            segment: 500,
+            broadcast: true,
+            lost: 1 << 20,
+            time: 1 << 50,
+        };
+        let full = Header { more, ..header(65_507, "[2001:db8::1]:65535", "::") };
+        for header in [header(0, "10.0.0.1:7", "10.0.0.2"), full] {
             assert_eq!(Header::from_bytes(&header.to_bytes()), Some(header));
         }
         assert_eq!(Header::from_bytes(&[0; HEADER_LEN]), None, "of no family");
@@ -136,11 +218,11 @@ mod tests {
             !socket.send(&header(200, "10.0.0.1:7", "0.0.0.0"), &[0; 200]),
             "there is no space for all of it"
         );
-        assert_eq!(tx.written(&arena).unwrap(), 48);
-        let mut bytes = [0; 43];
+        assert_eq!(tx.written(&arena).unwrap(), 72);
+        let mut bytes = [0; 67];
         tx.get(&arena, 0, &mut bytes);
         assert_eq!(Header::from_bytes(bytes.first_chunk().unwrap()), Some(to));
-        assert_eq!(&bytes[40..], b"abc");
+        assert_eq!(&bytes[64..], b"abc");
 
         let mut at = 0;
         for payload in [&b"one"[..], b"", b"the third"] {

@@ -66,13 +66,14 @@ pub struct Welcome {
 pub enum Call {
     /// `number`: the first segment that is wanted.
     Segments = 1,
-    /// A session with an address of the stack's: `local`, `value` is the kind (`SOCK_STREAM` or `SOCK_DGRAM`). Of datagrams
-    /// `remote` is where the first one is to go, if there is one: then errors are the same as of [`Call::Connect`].
+    /// A session with an address of the stack's: `local`, `value` is the kind (`SOCK_STREAM` or `SOCK_DGRAM`). A datagram
+    /// socket takes 0.0.0.0 for all IPv4 addresses, `::` for all addresses, and has [`SHARE_PORT`], [`SHARE_ADDRESS`] and
+    /// [`ONLY_V6`] in `value`, too. Of datagrams `remote` is where the first one is to go, if there is one: then errors are the same as of [`Call::Connect`].
     Bind = 2,
     /// A connection to `remote`: of session `number`, or of a new one where that is [`NONE`], from `local` if there is one.
     /// `EOPNOTSUPP`: that is an address of the stack's own.
     ///
-    /// Of datagrams (`value` says so of a new session): the one peer, or none any more. `local` is the address that is
+    /// Of datagrams (`value` says so of a new session, as in [`Call::Bind`]): the one peer, or none any more. `local` is the address that is
     /// unspecified in the socket's family: what it is bound to when it is bound to none, and connected to nobody.
     Connect = 3,
     /// Connections to session `number`, or where that is [`NONE`] to `local`, where 0.0.0.0 is all IPv4 addresses, and `::`
@@ -88,10 +89,12 @@ pub enum Call {
 
 /// No session.
 pub const NONE: u32 = u32::MAX;
-/// Of [`Call::Listen`]: `SO_REUSEPORT`.
+/// Of [`Call::Listen`] and datagram sockets: `SO_REUSEPORT`.
 pub const SHARE_PORT: u32 = 1 << 31;
-/// Of [`Call::Listen`]: `IPV6_V6ONLY`.
+/// Of [`Call::Listen`] and datagram sockets: `IPV6_V6ONLY`.
 pub const ONLY_V6: u32 = 1 << 30;
+/// Of datagram sockets: `SO_REUSEADDR`.
+pub const SHARE_ADDRESS: u32 = 1 << 29;
 
 /// A call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,6 +24,7 @@
 //! | 28 | 4 | stack | `table`: the place of the table, or 0 |
 //! | 32 | 8 | stack | `buffer`: transmit: bytes that the application may have written and the stack has not freed |
 //! | 40 | 4 | stack | `answered`: transmit: the last of the `asks` that the stack has dealt with |
+//! | 44 | 4 | stack | `mtu`: transmit, of datagrams: see [`Slot::mtu`] |
 //! | 64 | 8 | application | `index`: receive: the head, up to which it is consumed; transmit: the tail, up to which it is written |
 //! | 72 | 4 | application | `writing`: transmit: 1 while the application uses what `limit` gave it |
 //! | 80 | 8 | application | `claims`: transmit: what its calls write just now: see [`crate::app::Turn`] |
@@ -322,7 +323,8 @@ pub(crate) struct Half {
     table: AtomicU32,
     buffer: AtomicU64,
     answered: AtomicU32,
-    stack_rest: [AtomicU32; 5],
+    mtu: AtomicU32,
+    stack_rest: [AtomicU32; 4],
     index: AtomicU64,
     writing: AtomicU32,
     gap: AtomicU32,
@@ -447,11 +449,14 @@ impl Slot {
         self.tx.limit() < self.tx.index().saturating_add(len as u64).min(buffer)
     }
 
+    /// The path MTU to a datagram socket's peer, which the stack stores. Without a peer it is the largest MTU of all interfaces.
+    pub fn mtu(&self) -> &AtomicU32 {
+        &self.tx.mtu
+    }
+
     /// Makes it the slot of a new session: nothing in either direction, no blocks.
     pub(crate) fn reset(&self) {
-        for word in &self.kept.0 {
-            word.store(0, Ordering::Relaxed);
-        }
+        self.kept.0.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         let words = [&self.state, &self.flags].into_iter();
         for word in words.chain(self.identity.words()).chain(self.wishes.words()) {
             word.store(0, Ordering::Relaxed);
@@ -470,7 +475,7 @@ impl Half {
         for word in words.into_iter().chain([&self.held_from, &self.held_to]) {
             word.store(0, Ordering::Relaxed);
         }
-        let words = [&self.answered, &self.writing, &self.gap, &self.asks].into_iter();
+        let words = [&self.answered, &self.mtu, &self.writing, &self.gap, &self.asks].into_iter();
         for word in words.chain(&self.stack_rest).chain(&self.app_rest) {
             word.store(0, Ordering::Relaxed);
         }

@@ -31,7 +31,9 @@ use links::Links;
 pub use links::PathStats;
 pub use queue::SendQueue;
 
-use crate::proto::{Event, HEAD, Out, Owner, Place, Plan, RxChecksum, RxSeg, Sealed, Stack, Verdict, ip_end};
+use crate::proto::{
+    Event, HEAD, Out, Owner, Place, Plan, RxChecksum, RxSeg, Sealed, Stack, Verdict, sum_end,
+};
 
 /// Packets in flight in each of the copy queues, at most, and what part of the pool they may hold: one buffer in this many.
 /// What an engine holds up leaves buffers for everybody else.
@@ -122,7 +124,7 @@ fn finish_datagram(
     if by_port {
         leave_checksum(&mut packet, &open_checksum(sealed.transport, udp::CHECKSUM_OFFSET));
     }
-    links.send_datagram(now, stack, (sealed.iface, packet), sealed.known, cache);
+    links.send_datagram(now, stack, packet, &sealed, cache);
 }
 
 /// A stack and its copies.
@@ -311,7 +313,8 @@ impl Path {
                 }
                 Verdict::Reply => {
                     packet.set_offload(false);
-                    self.links.send_whole(&mut self.stack, iface, packet, ctx.cache);
+                    let link = (iface, self.stack.mtu(iface));
+                    self.links.send_whole(&mut self.stack, link, packet, ctx.cache);
                 }
                 Verdict::Fragment => self.whole.extend(self.fragments.add(now, packet, ctx.cache)),
             }
@@ -506,7 +509,7 @@ fn checksum_of(packet: &Packet, len: usize, cache: &PoolCache) -> RxChecksum {
             return RxChecksum::Verified;
         }
     }
-    let end = ip_end(head_of(packet), len);
+    let end = sum_end(head_of(packet), len);
     if !packet.is_segmented() {
         return RxChecksum::Unknown { rest: packet.bytes().get(HEAD..end).map_or(Sum::ZERO, Sum::of) };
     }

@@ -32,6 +32,7 @@ mod one_peer;
 mod opening;
 mod output;
 mod packet;
+mod path_mtu;
 mod ports;
 mod quoted;
 mod reassembly;
@@ -49,10 +50,11 @@ mod stack;
 mod steering;
 mod tcb;
 mod timewait;
+mod to_many;
 mod udp;
 mod wheel;
 
-pub use addr::{AppId, ConnId, FlowKey};
+pub use addr::{AppId, ConnId, FlowKey, overlap};
 pub use calls::CallError;
 pub use config::{Buffers, Config};
 pub use cookie::CookieCounts;
@@ -60,7 +62,7 @@ pub use counts::StackCounts;
 pub use iface::{IfaceConfig, Prefix, Route};
 pub use info::{Info, ListenerInfo};
 pub(crate) use ip::destination;
-pub use ip::ip_end;
+pub use ip::sum_end;
 pub use keepalive::KeepAlive;
 pub use memory::AppMemory;
 #[cfg(test)]
@@ -71,5 +73,6 @@ pub use packet::{
 };
 pub use recovery::{Algorithm, State as RecoveryState, Stats as RecoveryStats};
 pub use sessions::Room;
+pub use sockets::Reuse;
 pub use stack::Stack;
 pub use steering::{Owner, Share};

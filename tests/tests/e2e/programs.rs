@@ -21,6 +21,11 @@ fn connect() {
 }
 
 #[test]
+fn control() {
+    same_twice("control", 182);
+}
+
+#[test]
 fn descriptors() {
     same_twice("descriptors", 103);
 }
@@ -109,4 +114,4 @@ macro_rules! on_stack {
     };
 }
 
-on_stack! { connect descriptors ending epoll exhausted files fortify listen options polling processes servers stdio stream threads udp }
+on_stack! { connect control descriptors ending epoll exhausted files fortify listen options polling processes servers stdio stream threads udp }

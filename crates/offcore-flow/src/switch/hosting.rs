@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicUsize;
 
 use offcore_dma::Binding;
 use offcore_mem::BURST;
+use offcore_port::netdev::NetDev;
 use offcore_port::{QueueSetup, TxQueue};
 use offcore_tcp::path::Path;
 use offcore_tcp::proto::{Config, IfaceConfig, Out, Share, Stack};
@@ -117,7 +118,10 @@ impl Assembly<'_> {
                 addresses: iface.addresses.clone(),
                 routes: iface.routes.clone(),
             };
-            stack.add_iface(1, &config, &mut out);
+            let number = stack.add_iface(1, &config, &mut out);
+            if let Some(index) = index_of(of.name()) {
+                stack.set_index(number, index);
+            }
         }
         let rx = self.binding(worker, 0, Half::Rx, worker as u16)?;
         let tx = self.binding(worker, 0, Half::Tx, worker as u16)?;
@@ -239,4 +243,11 @@ struct Sender {
     /// What that takes.
     takes: Arc<Takes>,
     rings: Rings,
+}
+
+/// The kernel's number of the interface that a port is on.
+fn index_of(port: &str) -> Option<u32> {
+    let (kind, rest) = port.split_once(':')?;
+    let name = rest.split(',').next().filter(|_| matches!(kind, "tap" | "af_packet" | "af_xdp"))?;
+    NetDev::open(name).ok().map(|interface| interface.index())
 }

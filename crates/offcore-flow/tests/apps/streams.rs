@@ -17,7 +17,7 @@ fn returned(port: u16) -> usize {
     let socket = stack.open_datagrams(AppId::OWN, None, port).unwrap();
     let mut datagrams = Datagrams::new(stack.memory(AppId::OWN), stack.slot(socket).unwrap()).unwrap();
     let to = SocketAddr::from(([10, 0, 0, 1], 7000));
-    assert!(datagrams.send(&Header { len: 5, peer: to, local: [0; 4].into() }, b"hello"));
+    assert!(datagrams.send(&Header::new(5, to, [0; 4].into()), b"hello"));
     stack.written(1, socket, out).unwrap();
     world.run(1.0);
     assert_eq!(world.app.read, 5, "it has come");

@@ -109,7 +109,7 @@ fn datagrams_are_received_and_sent() {
     let stack = &mut world.client.path.stack;
     let socket = stack.open_datagrams(AppId::OWN, None, 9000).unwrap();
     let mut theirs = Datagrams::new(stack.memory(AppId::OWN), stack.slot(socket).unwrap()).unwrap();
-    let to = Header { len: 4, peer: address("10.0.0.1:53"), local: address("0.0.0.0:0").ip() };
+    let to = Header::new(4, address("10.0.0.1:53"), address("0.0.0.0:0").ip());
     // The first one asks for the station.
     for _ in 0..2 {
         assert!(theirs.send(&to, b"ping"));

@@ -46,7 +46,7 @@ fn ends(end: &End) -> ([u32; 2], [u8; 4]) {
 fn send_to_nobody(world: &mut World<Serve>, process: &Process, end: &End) {
     let mut ours = Datagrams::new(&process.memory, end.place).unwrap();
     let peer = SocketAddr::new(address("10.0.0.2:1").ip(), NOBODY);
-    assert!(ours.send(&Header { len: 1, peer, local: address("0.0.0.0:0").ip() }, b"x"));
+    assert!(ours.send(&Header::new(1, peer, address("0.0.0.0:0").ip()), b"x"));
     process.mark(end);
     world.run(2.0);
 }
@@ -122,7 +122,7 @@ fn peers_come_and_go() {
         let mut theirs = Datagrams::new(stack.memory(AppId::OWN), stack.slot(socket).unwrap()).unwrap();
         let peer = SocketAddr::new(address("10.0.0.1:1").ip(), ours as u16);
         let local = address("0.0.0.0:0").ip();
-        assert!(theirs.send(&Header { len: 4, peer, local }, b"ping"));
+        assert!(theirs.send(&Header::new(4, peer, local), b"ping"));
         let now = world.now;
         let (stack, out) = world.client.path.call();
         stack.written(now, socket, out).unwrap();

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use offcore_flow::host::serve::Serve;
-use offcore_session::message::{Call, NONE, Question, SHARE_PORT};
+use offcore_session::message::{Call, NONE, Question, SHARE_ADDRESS, SHARE_PORT};
 use offcore_tcp::proto::Config;
 use rustix::io::Errno;
 
@@ -89,12 +89,15 @@ fn a_datagram_socket_at_one_address_takes_no_other_users_datagrams() {
         return;
     };
     let in_use = Some(Errno::ADDRINUSE.raw_os_error() as u32);
-    let all = ours.open(&mut world, &bind(DATAGRAM, address("0.0.0.0:5353"))).unwrap();
-    let one = bind(DATAGRAM, address("10.0.0.1:5353"));
+    let shared = DATAGRAM | SHARE_ADDRESS;
+    let [any, one] = ["0.0.0.0:5353", "10.0.0.1:5353"].map(|to| bind(shared, address(to)));
+    let all = ours.open(&mut world, &any).unwrap();
     assert_eq!(theirs.open(&mut world, &one).err(), in_use);
+    // The same user needs the option, too.
+    assert_eq!(ours.open(&mut world, &bind(DATAGRAM, address("10.0.0.1:5353"))).err(), in_use);
     let own = ours.open(&mut world, &one).unwrap();
     drop(all);
-    assert_eq!(theirs.open(&mut world, &bind(DATAGRAM, address("0.0.0.0:5353"))).err(), in_use);
+    assert_eq!(theirs.open(&mut world, &any).err(), in_use);
     drop(own);
-    theirs.open(&mut world, &bind(DATAGRAM, address("0.0.0.0:5353"))).unwrap();
+    theirs.open(&mut world, &any).unwrap();
 }

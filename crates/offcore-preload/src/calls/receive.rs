@@ -5,6 +5,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 use crate::address::{self, End};
+use crate::control;
 use crate::datagrams;
 use crate::link;
 use crate::real;
@@ -43,7 +44,7 @@ unsafe fn receive(
         return Ok(0);
     };
     // SAFETY: the caller's promise.
-    unsafe { address::write(received.from, session.entry.v6, from, len) };
+    unsafe { address::write(received.header.peer, session.entry.v6, from, len) };
     Ok(if how & libc::MSG_TRUNC != 0 { received.len } else { received.copied })
 }
 
@@ -220,15 +221,15 @@ unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<
     }
     // SAFETY: the caller's promise.
     let received = unsafe { datagrams::receive(session, buffers, how) }?;
-    header.msg_controllen = 0;
     let Some(received) = received else {
-        header.msg_namelen = 0;
+        (header.msg_namelen, header.msg_controllen) = (0, 0);
         return Ok(0);
     };
     // SAFETY: the caller's promise.
     unsafe {
         let len = &raw mut header.msg_namelen;
-        address::write(received.from, session.entry.v6, header.msg_name.cast(), len);
+        address::write(received.header.peer, session.entry.v6, header.msg_name.cast(), len);
+        control::tell(session, header, &received.header, received.segment);
     }
     if received.copied < received.len {
         header.msg_flags |= libc::MSG_TRUNC;

@@ -6,6 +6,7 @@ use core::net::SocketAddr;
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
 use crate::address;
+use crate::control::Control;
 use crate::datagrams;
 use crate::decide::{self, Decided};
 use crate::real;
@@ -27,7 +28,7 @@ unsafe fn give(
     // SAFETY: the caller's promise.
     unsafe {
         match session.is_datagrams() {
-            true => datagrams::send(session, buffers, how, to),
+            true => datagrams::send(session, buffers, how, to, &Control::default()),
             false => stream::send(session, buffers, how),
         }
     }
@@ -182,6 +183,10 @@ unsafe fn message(fd: c_int, header: &msghdr, how: c_int) -> Result<Option<usize
     // SAFETY: the caller's promise.
     unsafe {
         let buffers = Buffers::of_message(header)?;
+        if session.is_datagrams() {
+            let control = Control::of(header, session.entry.v6)?;
+            return datagrams::send(&session, buffers, how, to, &control).map(Some);
+        }
         give(&session, buffers, how, to).map(Some)
     }
 }

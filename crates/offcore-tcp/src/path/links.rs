@@ -7,7 +7,7 @@ use offcore_wire::ethernet;
 
 use super::queue::SendQueue;
 use super::{buffers, fragments};
-use crate::proto::{Control, Out, Stack, destination};
+use crate::proto::{Control, Out, SealedDatagram, Stack, destination};
 
 /// Datagrams that wait for their next hop's station, at most, and what part of the pool they may hold.
 const WAITING: usize = 64;
@@ -48,6 +48,7 @@ impl Link {
 struct Waiting {
     iface: u8,
     packet: Packet,
+    mtu: u16,
     since: u64,
 }
 
@@ -165,12 +166,12 @@ impl Links {
         &mut self,
         now: u64,
         stack: &mut Stack,
-        (iface, packet): (u8, Packet),
-        known: bool,
+        packet: Packet,
+        &SealedDatagram { iface, known, mtu, .. }: &SealedDatagram,
         cache: &mut PoolCache,
     ) {
         if known {
-            return self.send_whole(stack, iface, packet, cache);
+            return self.send_whole(stack, (iface, mtu), packet, cache);
         }
         let pool = cache.pool();
         let most = self.part.div_ceil(WAITING_SHARE);
@@ -184,7 +185,7 @@ impl Links {
             self.stats.starved += 1;
             cache.free(oldest.packet);
         }
-        self.waiting.push_back(Waiting { iface, packet, since: now });
+        self.waiting.push_back(Waiting { iface, packet, mtu, since: now });
     }
 
     /// Looks whether stations are known by now: when a neighbour has answered, and now and then.
@@ -202,26 +203,32 @@ impl Links {
         }
         self.looked = (answered, now);
         for _ in 0..self.waiting.len() {
-            let Some(Waiting { iface, mut packet, since }) = self.waiting.pop_front() else { return };
+            let Some(Waiting { iface, mut packet, mtu, since }) = self.waiting.pop_front() else { return };
             let station = destination(packet.bytes()).and_then(|to| stack.station(now, to, out));
             match station {
                 Some(station) => {
                     packet.bytes_mut()[..station.0.len()].copy_from_slice(&station.0);
-                    self.send_whole(stack, iface, packet, cache);
+                    self.send_whole(stack, (iface, mtu), packet, cache);
                 }
                 None if now.saturating_sub(since) > LONGEST_WAIT => {
                     self.stats.starved += 1;
                     cache.free(packet);
                 }
-                None => self.waiting.push_back(Waiting { iface, packet, since }),
+                None => self.waiting.push_back(Waiting { iface, packet, mtu, since }),
             }
         }
     }
 
-    /// Sends a packet that may be too long for the link.
+    /// Sends a packet. A packet longer than `mtu` bytes is fragmented.
     #[inline(never)]
-    pub(super) fn send_whole(&mut self, stack: &mut Stack, iface: u8, packet: Packet, cache: &mut PoolCache) {
-        let mtu = usize::from(stack.mtu(iface));
+    pub(super) fn send_whole(
+        &mut self,
+        stack: &mut Stack,
+        (iface, mtu): (u8, u16),
+        packet: Packet,
+        cache: &mut PoolCache,
+    ) {
+        let mtu = usize::from(mtu);
         if cache.pool().total_len(&packet) <= mtu + ethernet::HEADER_LEN {
             return self.enqueue(cache, iface, packet);
         }

@@ -116,6 +116,18 @@ impl fmt::Debug for FlowKey {
     }
 }
 
+/// All addresses of the family of one.
+pub(super) fn any_like(address: IpAddr) -> IpAddr {
+    if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
+}
+
+/// Whether two bound addresses have one in common; none is all, 0.0.0.0 and `::` are all of one family.
+pub fn overlap(one: Option<IpAddr>, other: Option<IpAddr>) -> bool {
+    let (Some(one), Some(other)) = (one, other) else { return true };
+    let any = one.is_unspecified() || other.is_unspecified();
+    one == other || any && one.is_ipv4() == other.is_ipv4()
+}
+
 #[inline]
 const fn is_mapped(address: &[u8; 16]) -> bool {
     u128::from_be_bytes(*address) >> 32 == 0xffff
@@ -207,5 +219,22 @@ mod tests {
         assert_ne!(base, key("10.0.0.1:80", "10.0.0.3:4000"));
         assert_ne!(base, key("10.0.0.1:80", "10.0.0.2:4001"));
         assert_ne!(base, key("10.0.0.2:4000", "10.0.0.1:80"));
+    }
+
+    #[test]
+    fn all_addresses_overlap_with_each_of_their_family() {
+        let at = |text: &str| Some(text.parse().unwrap());
+        let (all, four, six) = (None, at("0.0.0.0"), at("::"));
+        for (one, other, expected) in [
+            (all, six, true),
+            (all, at("10.0.0.2"), true),
+            (four, at("10.0.0.2"), true),
+            (four, six, false),
+            (six, at("10.0.0.2"), false),
+            (at("10.0.0.2"), at("10.0.0.2"), true),
+            (at("10.0.0.2"), at("10.0.0.3"), false),
+        ] {
+            assert_eq!((overlap(one, other), overlap(other, one)), (expected, expected), "{one:?} {other:?}");
+        }
     }
 }

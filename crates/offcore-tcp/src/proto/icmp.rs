@@ -78,7 +78,7 @@ impl Stack {
                 Ok(Verdict::Consumed)
             }
             Icmpv6::PacketTooBig { mtu, quoted } => {
-                self.packet_too_big(now, mtu, quoted);
+                self.packet_too_big(now, mtu, quoted, out);
                 Ok(Verdict::Consumed)
             }
             _ => Ok(Verdict::Consumed),
@@ -125,7 +125,10 @@ impl Stack {
         };
         let hard = matches!(code, icmpv4::PROTOCOL_UNREACHABLE | icmpv4::PORT_UNREACHABLE);
         let smaller = (code == icmpv4::FRAGMENTATION_NEEDED).then_some(mtu.max(LEAST_V4));
-        self.datagram_lost(Quoted::v4(quoted), Self::lost_v4(code), out);
+        match smaller {
+            Some(mtu) => self.datagram_too_long(now, Quoted::v4(quoted), mtu, out),
+            None => self.datagram_lost(Quoted::v4(quoted), Self::lost_v4(code), out),
+        }
         self.half_error(Quoted::v4(quoted), hard, smaller);
         let Some(id) = self.quoted(Quoted::v4(quoted)) else { return };
         match code {
@@ -159,10 +162,11 @@ impl Stack {
 
     /// A message that has less than every link of IPv6 takes is discarded (RFC 8201, 4).
     #[cold]
-    pub(super) fn packet_too_big(&mut self, now: u64, mtu: u32, quoted: &[u8]) {
+    pub(super) fn packet_too_big(&mut self, now: u64, mtu: u32, quoted: &[u8], out: &mut Out) {
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
         if mtu >= LEAST_V6 {
             self.half_error(Quoted::v6(quoted), false, Some(mtu));
+            self.datagram_too_long(now, Quoted::v6(quoted), mtu, out);
         }
         if mtu >= LEAST_V6
             && let Some(id) = self.quoted(Quoted::v6(quoted))

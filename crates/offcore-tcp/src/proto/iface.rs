@@ -77,6 +77,8 @@ pub(crate) struct OwnAddress {
 #[derive(Debug)]
 pub(crate) struct Iface {
     pub mac: MacAddr,
+    /// The index that applications see.
+    pub index: u32,
     pub mtu: u16,
     pub addresses: Vec<OwnAddress>,
     pub routes: Vec<Route>,
@@ -97,6 +99,7 @@ impl Iface {
         let all = config.addresses.iter().copied().chain(with_v6.then_some(link_local));
         Self {
             mac: config.mac,
+            index: 0,
             mtu: config.mtu,
             addresses: all.map(|prefix| OwnAddress { prefix, standing }).collect(),
             routes: config.routes.clone(),

@@ -42,21 +42,35 @@ pub(crate) enum Frame {
     Ip,
 }
 
-/// Offset of the end of the IP packet in a frame of `len` bytes: what is behind it is padding. `head` are the frame's
-/// first bytes. Of anything else than IP, `len`.
-pub fn ip_end(head: &[u8], len: usize) -> usize {
+/// Offset of the end of the bytes that the transport checksum covers in a frame of `len` bytes. `head` holds the frame's first
+/// bytes. It is the end of the IP packet, or of the UDP datagram in it. For any other protocol it is `len`.
+pub fn sum_end(head: &[u8], len: usize) -> usize {
     let Ok(frame) = EthernetFrame::new_checked(head) else { return len };
     let available = len.saturating_sub(ethernet::HEADER_LEN);
     let found = match frame.ethertype() {
-        EtherType::IPV4 => {
-            Ipv4Packet::head_of(frame.payload(), available).ok().map(|ip| usize::from(ip.total_len()))
-        }
+        EtherType::IPV4 => Ipv4Packet::head_of(frame.payload(), available)
+            .ok()
+            .map(|ip| (usize::from(ip.total_len()), ip.header_len(), ip.protocol())),
         EtherType::IPV6 => Ipv6Packet::head_of(frame.payload(), available)
             .ok()
-            .map(|ip| ipv6::HEADER_LEN + usize::from(ip.payload_len())),
+            .map(|ip| (ipv6::HEADER_LEN + usize::from(ip.payload_len()), ipv6::HEADER_LEN, ip.next_header())),
         _ => None,
     };
-    found.map_or(len, |found| ethernet::HEADER_LEN + found)
+    let Some((end, transport, protocol)) = found else { return len };
+    let end = ethernet::HEADER_LEN + end;
+    if protocol == IpProtocol::UDP {
+        end_of_datagram(head, ethernet::HEADER_LEN + transport, end)
+    } else {
+        end
+    }
+}
+
+/// Where a datagram ends whose header begins at `transport`, in a packet that ends at `end`.
+#[cold]
+fn end_of_datagram(head: &[u8], transport: usize, end: usize) -> usize {
+    let &[.., high, low] = head.get(transport..).and_then(<[u8]>::first_chunk::<6>).unwrap_or(&[0; 6]);
+    let len = usize::from(u16::from_be_bytes([high, low]));
+    if len < udp::HEADER_LEN { end } else { end.min(transport + len) }
 }
 
 /// Reads the headers of a frame of `len` bytes whose first ones are `head`; those of IP into `headers`.

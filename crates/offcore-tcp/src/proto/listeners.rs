@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::addr::{AppId, ConnId};
+use super::addr::{AppId, ConnId, any_like};
 use super::config::Buffers;
 
 /// An address and port that connections come to.
@@ -27,11 +27,6 @@ pub(super) struct Listener {
 /// All addresses of one family, which are some of all addresses.
 const ALL_OF_ONE: [Option<IpAddr>; 2] =
     [Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), Some(IpAddr::V6(Ipv6Addr::UNSPECIFIED))];
-
-/// All addresses of the family of one.
-fn any_like(address: IpAddr) -> IpAddr {
-    if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
-}
 
 /// Listeners by address and port.
 #[derive(Debug, Default)]

@@ -48,6 +48,7 @@ impl Net {
     pub(crate) fn add(&mut self, now: u64, config: &IfaceConfig, out: &mut Out) -> u8 {
         let number = self.ifaces.len() as u8;
         let mut iface = Iface::new(config);
+        iface.index = u32::from(number) + 1;
         for own in &mut iface.addresses {
             match own.prefix.address {
                 IpAddr::V4(address) => {

@@ -2,12 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use offcore_session::datagram::PathMtu;
 use offcore_wire::{IpProtocol, icmpv4, icmpv6};
 
 use super::addr::ConnId;
 use super::calls::CallError;
 use super::packet::{Cause, Event, Out};
 use super::quoted::Quoted;
+use super::sockets::{Peer, Socket};
 use super::stack::Stack;
 
 impl Stack {
@@ -30,30 +32,34 @@ impl Stack {
     /// Returns our address from which datagrams to `peer` go, of no peer the one that the socket is bound to.
     ///
     /// # Errors
-    /// [`CallError::Gone`]; as [`source_to`](Self::source_to), where [`CallError::NoRoute`] is also told of groups,
-    /// broadcast addresses, and a peer of another family than the address that the socket is bound to.
+    /// [`CallError::Gone`]; as [`source_to`](Self::source_to), where [`CallError::NoRoute`] is also told of broadcast
+    /// addresses, and of a peer of another family than the address that the socket is bound to.
     pub fn connect_datagrams(
         &mut self,
         socket: ConnId,
         peer: Option<SocketAddr>,
     ) -> Result<Option<IpAddr>, CallError> {
         let bound = self.udp.get(socket).filter(|socket| !socket.closed).ok_or(CallError::Gone)?.address;
-        let source = match peer.map(|peer| peer.ip()) {
-            Some(to) => {
-                let source = self.source_to(to)?;
+        let new = match peer {
+            Some(address) => {
+                let to = address.ip();
+                let source = match self.net.way_to_many(to, bound.filter(|bound| !bound.is_unspecified())) {
+                    Some(way) => way.source,
+                    None => self.source_to(to)?,
+                };
                 let is_broadcast = self.net.ifaces.iter().any(|iface| iface.is_broadcast(to));
                 let other_family = bound.is_some_and(|bound| bound.is_ipv4() != to.is_ipv4());
-                if to.is_multicast() || to.is_unspecified() || is_broadcast || other_family {
+                if to.is_unspecified() || is_broadcast || other_family {
                     return Err(CallError::NoRoute);
                 }
-                bound.or(Some(source))
+                let source = bound.filter(|bound| !bound.is_unspecified()).unwrap_or(source);
+                Some(Peer { address, source })
             }
-            None => bound,
+            None => None,
         };
-        if let Some(socket) = self.udp.get_mut(socket) {
-            socket.peer = peer;
-        }
-        Ok(source)
+        self.udp.set_peer(socket, new);
+        self.tell_mtu(0, socket);
+        Ok(new.map_or(bound, |new| Some(new.source)))
     }
 
     /// A datagram of ours was not delivered: why, when that does not mend itself (RFC 1122, 4.1.3.3; as Linux).
@@ -76,21 +82,32 @@ impl Stack {
         }
     }
 
-    /// An error quotes a packet of ours. It is told to the socket that is connected to where the packet went, sends from where
-    /// it came from, and has sent something: who forges errors has to guess both ports.
-    pub(super) fn datagram_lost(&mut self, quoted: Option<Quoted>, cause: Option<Cause>, out: &mut Out) {
-        let (Some(quoted), Some(cause)) = (quoted, cause) else { return };
-        if quoted.protocol != IpProtocol::UDP {
-            return;
-        }
+    /// The socket that sent the quoted datagram. A forged error has to quote both ports.
+    fn sender_of(&self, quoted: Option<Quoted>) -> Option<(ConnId, SocketAddr)> {
+        let quoted = quoted.filter(|quoted| quoted.protocol == IpProtocol::UDP)?;
         let (local, peer) = (quoted.key.local(), quoted.key.remote());
-        let Some(id) = self.udp.find(local.ip(), local.port(), peer) else { return };
-        let Some(socket) = self.udp.get(id).filter(|socket| socket.peer.is_some() && socket.planned > 0)
-        else {
-            return;
-        };
-        if socket.address.or_else(|| self.source_to(peer.ip()).ok()) == Some(local.ip()) {
+        let id = self.socket_of(local, peer)?;
+        self.udp.get(id).filter(|socket| socket.planned > 0)?;
+        Some((id, peer))
+    }
+
+    /// Reports a lost datagram to the connected socket that sent it.
+    pub(super) fn datagram_lost(&mut self, quoted: Option<Quoted>, cause: Option<Cause>, out: &mut Out) {
+        let (Some((id, _)), Some(cause)) = (self.sender_of(quoted), cause) else { return };
+        if self.udp.get(id).is_some_and(|socket| socket.peer.is_some()) {
             out.events.push(Event::Failed(id, cause));
+        }
+    }
+
+    /// Stores the path MTU that an ICMP error says. A connected socket gets the error too, as on Linux, unless it asks for
+    /// fragments.
+    pub(super) fn datagram_too_long(&mut self, now: u64, quoted: Option<Quoted>, mtu: u16, out: &mut Out) {
+        let Some((id, peer)) = self.sender_of(quoted) else { return };
+        self.paths.set(now, peer.ip(), mtu);
+        self.tell_mtu(now, id);
+        let hears = |socket: &Socket| socket.peer.is_some() && socket.path_mtu != PathMtu::Ignore;
+        if self.udp.get(id).is_some_and(hears) {
+            out.events.push(Event::Failed(id, Cause::TooLong));
         }
     }
 }

@@ -25,7 +25,7 @@ pub struct RxSeg<'a> {
 pub enum RxChecksum {
     /// The port has verified it, or the packet comes from this machine and has none yet.
     Verified,
-    /// Nobody has looked. `rest` is the sum of the bytes from [`HEAD`] to [`ip_end`](super::ip::ip_end).
+    /// Not verified. `rest` is the sum of the bytes from [`HEAD`] to [`sum_end`](super::ip::sum_end).
     Unknown { rest: Sum },
 }
 
@@ -164,13 +164,14 @@ impl Control {
 }
 
 /// A datagram that is to be sent: the same fields as [`Sealed::Send`] has. Unless the next hop's station is `known`, it is still
-/// to be written into the Ethernet header.
+/// to be written into the Ethernet header. A packet longer than `mtu` bytes is fragmented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SealedDatagram {
     pub iface: u8,
     pub headers: u8,
     pub transport: u8,
     pub known: bool,
+    pub mtu: u16,
 }
 
 /// What applications are told.
@@ -207,6 +208,8 @@ pub enum Cause {
     TimedOut,
     /// ICMP says that the peer cannot be reached.
     Unreachable,
+    /// ICMP says that a datagram was too long for its path.
+    TooLong,
     /// The application aborted it.
     Aborted,
 }

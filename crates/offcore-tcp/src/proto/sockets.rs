@@ -4,10 +4,10 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use offcore_session::datagram::record_len;
+use offcore_session::datagram::{Header, More, PathMtu, record_len};
 use offcore_session::{Arena, Fifo, Memory, Place as Slot, Rx, Tx};
 
-use super::addr::{AppId, ConnId, SOCKETS};
+use super::addr::{AppId, ConnId, SOCKETS, any_like, overlap};
 use super::ahead::Ahead;
 use super::arenas::Arenas;
 use super::config::{Buffers, Config};
@@ -27,7 +27,48 @@ pub(super) struct Outgoing {
     pub start: u64,
     pub payload: u64,
     pub peer: SocketAddr,
+    pub route: Route,
+    pub more: More,
+}
+
+/// How a datagram goes: its way, and the longest packet that the path takes whole.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Route {
     pub way: Way,
+    pub mtu: u16,
+}
+
+/// A datagram from the FIFO that is sent in segments.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Record {
+    pub header: Header,
+    pub route: Route,
+    pub planned: usize,
+}
+
+/// `SO_REUSEADDR` and `SO_REUSEPORT` of Linux. Two sockets can have the same address and port if they are of the same user and
+/// both have the same option set.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reuse {
+    /// `SO_REUSEADDR`: the newest socket receives.
+    pub address: bool,
+    /// `SO_REUSEPORT`: a keyed hash of a datagram's two ends says which socket receives it.
+    pub port: bool,
+    /// User id of the application.
+    pub user: u32,
+}
+
+impl Reuse {
+    fn allows(&self, other: &Self) -> bool {
+        self.user == other.user && (self.address && other.address || self.port && other.port)
+    }
+}
+
+/// The peer of a connected socket, and the address that datagrams to it go from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Peer {
+    pub address: SocketAddr,
+    pub source: IpAddr,
 }
 
 /// A socket and its FIFOs.
@@ -37,10 +78,12 @@ pub(super) struct Socket {
     pub app: AppId,
     /// The same memory, found without a look at the application.
     pub memory: Arc<Memory>,
+    /// None is all addresses; 0.0.0.0 and `::` are all of one family.
     pub address: Option<IpAddr>,
     pub port: u16,
-    /// Whom it is connected to: nobody else is heard.
-    pub peer: Option<SocketAddr>,
+    pub reuse: Reuse,
+    /// A connected socket receives from its peer only.
+    pub peer: Option<Peer>,
     pub slot: Slot,
     pub rx: Fifo<Rx>,
     pub tx: Fifo<Tx>,
@@ -58,6 +101,12 @@ pub(super) struct Socket {
     /// How far the application has written, and how far that has been looked at.
     pub written: u64,
     pub planned: u64,
+    /// The datagram at `planned`, while some of its segments are not planned yet.
+    pub record: Option<Record>,
+    /// The mode of the last datagram.
+    pub path_mtu: PathMtu,
+    /// Datagrams that were dropped because the FIFO was full.
+    pub lost: u32,
     pub in_flight: VecDeque<Outgoing>,
     pub wants_room: bool,
     /// It waits for memory, see [`Shortage`](super::shortage::Shortage).
@@ -67,6 +116,11 @@ pub(super) struct Socket {
 }
 
 impl Socket {
+    /// The address that it is bound to, be it by being connected; none is all.
+    fn local(&self) -> Option<IpAddr> {
+        self.peer.map_or(self.address, |peer| Some(peer.source))
+    }
+
     /// Up to where everything has been sent.
     fn sent(&self) -> u64 {
         self.in_flight.front().map_or(self.planned, |oldest| oldest.start)
@@ -150,7 +204,10 @@ struct Numbered {
 pub(super) struct Sockets {
     slots: Vec<Numbered>,
     free: Vec<u32>,
-    pub by_address: HashMap<(Option<IpAddr>, u16), u32>,
+    /// Sockets without a peer by address and port, and connected ones by both ends: the newest is last.
+    by_address: HashMap<(Option<IpAddr>, u16), Vec<u32>>,
+    by_peer: HashMap<(IpAddr, u16, SocketAddr), Vec<u32>>,
+    by_port: HashMap<u16, Vec<u32>>,
     /// Those that may have something to send.
     ready: VecDeque<u32>,
     /// Sockets that may hold blocks without need; when the next sweep over them begins, and how many the present one has left.
@@ -196,13 +253,76 @@ impl Sockets {
         ConnId { index: index + SOCKETS, generation: self.slots[index as usize].generation }
     }
 
-    /// The socket that takes datagrams of `peer`'s to an address and port: one at the address before one at all.
-    pub(super) fn find(&self, to: IpAddr, port: u16, peer: SocketAddr) -> Option<ConnId> {
-        let mut ids = [Some(to), None].into_iter().filter_map(|address| {
-            let index = *self.by_address.get(&(address, port))?;
-            Some(self.id(index))
-        });
-        ids.find(|id| self.get(*id).is_some_and(|socket| socket.peer.is_none_or(|only| only == peer)))
+    /// The socket that receives a datagram, as Linux chooses it: one connected to `peer`, one bound to the address `to`, one
+    /// bound to all addresses of its family, one bound to all. The newest of several receives. If it has `SO_REUSEPORT`, `choose`
+    /// selects a socket of the `SO_REUSEPORT` group: it returns an index below the given count.
+    pub(super) fn find(
+        &self,
+        to: IpAddr,
+        port: u16,
+        peer: SocketAddr,
+        choose: impl FnOnce(usize) -> usize,
+    ) -> Option<ConnId> {
+        if let Some(newest) = self.by_peer.get(&(to, port, peer)).and_then(|all| all.last()) {
+            return Some(self.id(*newest));
+        }
+        let at = |address| self.by_address.get(&(address, port));
+        let all = at(Some(to)).or_else(|| at(Some(any_like(to)))).or_else(|| at(None))?;
+        let shares = |index: &&u32| self.at(**index).is_some_and(|socket| socket.reuse.port);
+        let newest = all.last()?;
+        if all.len() == 1 || !shares(&newest) {
+            return Some(self.id(*newest));
+        }
+        let count = all.iter().filter(shares).count();
+        all.iter().filter(shares).nth(choose(count)).map(|index| self.id(*index))
+    }
+
+    fn at(&self, index: u32) -> Option<&Socket> {
+        self.slots.get(index as usize)?.socket.as_deref()
+    }
+
+    /// Whether another socket has a conflicting address and the same port. As on Linux, all addresses conflict with each single
+    /// one.
+    pub(super) fn is_taken(&self, address: Option<IpAddr>, port: u16, reuse: &Reuse) -> bool {
+        let mut others = self.by_port.get(&port).into_iter().flatten().filter_map(|index| self.at(*index));
+        others.any(|other| overlap(address, other.local()) && !reuse.allows(&other.reuse))
+    }
+
+    /// Enters a socket where datagrams find it.
+    fn enter(&mut self, index: u32) {
+        let Some(socket) = self.at(index) else { return };
+        let (address, port) = (socket.address, socket.port);
+        match socket.peer {
+            Some(peer) => self.by_peer.entry((peer.source, port, peer.address)).or_default().push(index),
+            None => self.by_address.entry((address, port)).or_default().push(index),
+        }
+    }
+
+    /// No datagram finds the socket any more.
+    fn leave(&mut self, index: u32) {
+        let Some(socket) = self.at(index) else { return };
+        let (address, port) = (socket.address, socket.port);
+        match socket.peer {
+            Some(peer) => remove(&mut self.by_peer, &(peer.source, port, peer.address), index),
+            None => remove(&mut self.by_address, &(address, port), index),
+        }
+    }
+
+    /// Gives a socket another peer, or none.
+    pub(super) fn set_peer(&mut self, id: ConnId, peer: Option<Peer>) {
+        self.leave(id.index - SOCKETS);
+        if let Some(socket) = self.get_mut(id) {
+            socket.peer = peer;
+        }
+        self.enter(id.index - SOCKETS);
+    }
+
+    /// The port of a socket is free again.
+    pub(super) fn give_port(&mut self, id: ConnId) {
+        self.leave(id.index - SOCKETS);
+        if let Some(port) = self.get(id).map(|socket| socket.port) {
+            remove(&mut self.by_port, &port, id.index - SOCKETS);
+        }
     }
 
     pub(super) fn insert(&mut self, socket: Box<Socket>) -> ConnId {
@@ -210,10 +330,11 @@ impl Sockets {
             self.slots.push(Numbered::default());
             self.slots.len() as u32 - 1
         });
-        self.by_address.insert((socket.address, socket.port), index);
+        self.by_port.entry(socket.port).or_default().push(index);
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
         slot.socket = Some(socket);
+        self.enter(index);
         self.id(index)
     }
 
@@ -298,5 +419,14 @@ impl Sockets {
     pub(super) fn next_fragmented(&mut self) -> u64 {
         self.fragmented += 1;
         self.fragmented
+    }
+}
+
+fn remove<K: std::hash::Hash + Eq>(all: &mut HashMap<K, Vec<u32>>, key: &K, index: u32) {
+    if let Some(here) = all.get_mut(key) {
+        here.retain(|other| *other != index);
+        if here.is_empty() {
+            all.remove(key);
+        }
     }
 }

@@ -22,6 +22,7 @@ use super::keepalive::Silence;
 use super::listeners::Listeners;
 use super::net::Net;
 use super::packet::{Cause, DropReason, Drops, Event, Next, Out, Place, Plan, RxChecksum, RxSeg, Verdict};
+use super::path_mtu::PathMtus;
 use super::ports::Ports;
 use super::receive::AckNeed;
 use super::run::Run;
@@ -62,6 +63,9 @@ pub struct Stack {
     pub(super) listeners: Listeners,
     pub(super) time_wait: TimeWait,
     pub(super) udp: Sockets,
+    pub(super) paths: PathMtus,
+    /// The time in microseconds since 1970 when `now` was 0.
+    pub(super) unix_time: u64,
     pub(super) wheel: Wheel,
     pub(super) half_wheel: Wheel,
     /// Connections whose acknowledgements and timers are looked at when the call is done.
@@ -100,6 +104,8 @@ impl Stack {
             listeners: Listeners::default(),
             time_wait: TimeWait::new(MAX_ENTRIES),
             udp: Sockets::default(),
+            paths: PathMtus::default(),
+            unix_time: 0,
             wheel: Wheel::new(0),
             half_wheel: Wheel::new(0),
             touched: Vec::new(),
@@ -137,6 +143,19 @@ impl Stack {
         if !held && !iface.unacknowledged.is_empty() {
             self.touched.append(&mut iface.unacknowledged);
         }
+    }
+
+    /// Sets the interface index that applications see (`IP_PKTINFO`): the kernel's index where the port is on an interface of the
+    /// kernel. The default is `iface` + 1.
+    pub fn set_index(&mut self, iface: u8, index: u32) {
+        if let Some(iface) = self.net.ifaces.get_mut(usize::from(iface)) {
+            iface.index = index;
+        }
+    }
+
+    /// Sets the clock for timestamps of datagrams, in microseconds since 1970.
+    pub fn set_unix_time(&mut self, now: u64, unix_time: u64) {
+        self.unix_time = unix_time.saturating_sub(now);
     }
 
     /// What a connection shares with its application.
@@ -200,7 +219,8 @@ impl Stack {
         let here = self.net.ifaces.get(usize::from(iface)).ok_or(DropReason::NotForUs)?;
         let to_us = here.owns(ip.dst);
         let to_station = ip.dst_mac == here.mac;
-        if !to_station && !ip.dst_mac.is_multicast() || !to_us && !here.is_in_group(ip.dst) {
+        let to_many = here.is_in_group(ip.dst) || ip.protocol == IpProtocol::UDP && here.is_broadcast(ip.dst);
+        if !to_station && !ip.dst_mac.is_multicast() || !to_us && !to_many {
             return Err(DropReason::NotForUs);
         }
         // Nobody answers a broadcast, nor sends from one (RFC 1122, 3.2.1.3).
@@ -224,8 +244,8 @@ impl Stack {
                 segment.read(&ip, packet.head)?;
                 self.segment(now, &ip, &segment, out)
             }
-            IpProtocol::UDP if to_us && to_station && !ip.src.is_unspecified() => {
-                self.datagram(now, &ip, packet, out)
+            IpProtocol::UDP if to_many || to_us && !ip.src.is_unspecified() => {
+                self.datagram(now, iface, &ip, packet, out)
             }
             IpProtocol::ICMP if ip.dst.is_ipv4() => self.icmp(now, &ip, packet, to_us, out),
             IpProtocol::ICMPV6 if ip.dst.is_ipv6() => self.icmpv6(now, iface, &ip, packet, to_us, out),
@@ -336,7 +356,7 @@ impl Stack {
     /// [held](Self::hold).
     pub fn tx(&mut self, now: u64, budget: usize, out: &mut Out) {
         if self.udp.has_ready() {
-            self.plan_datagrams(budget, out);
+            self.plan_datagrams(now, budget, out);
         }
         let mut left = budget.saturating_sub(out.plans.len());
         let count = self.net.ifaces.len();

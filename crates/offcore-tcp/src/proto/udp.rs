@@ -3,36 +3,40 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use offcore_session::Fifo;
-use offcore_session::datagram::{HEADER_LEN, Header, record_len};
+use offcore_session::datagram::{HEADER_LEN, Header, More, PathMtu, record_len};
+use offcore_session::{Fifo, Segments};
 use offcore_wire::{IpProtocol, MacAddr, Sum, UdpHeader, icmpv4, icmpv6, udp};
 
-use super::addr::{AppId, ConnId};
+use super::addr::{AppId, ConnId, FlowKey};
 use super::ahead::Ahead;
 use super::calls::CallError;
 use super::config::Buffers;
-use super::iface::Way;
 use super::ip::{self, Envelope, IpHeaders};
 use super::packet::{
     Cause, DropReason, Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, SealedDatagram, Verdict,
 };
-use super::sockets::{Outgoing, Socket};
+use super::sockets::{Outgoing, Record, Reuse, Route, Socket};
 use super::stack::Stack;
 use super::steering::Share;
+use super::to_many::GROUP_HOPS;
 
 /// Sockets, at most.
 const MOST: usize = 1 << 16;
 /// Bytes of one socket that are being copied, at most.
 const COPYING: u64 = 256 << 10;
+/// Segments of a datagram, at most (`UDP_MAX_SEGMENTS` of Linux).
+const MOST_SEGMENTS: usize = 128;
 /// Bytes of one socket that are planned in a row, at most.
 const QUANTUM: usize = 64 << 10;
 
 impl Stack {
-    /// Takes datagrams to `port`, at one address of ours or at all, and sends such: the socket's number. Port 0 is one that
-    /// nobody has. The application's side is [`Datagrams`](offcore_session::Datagrams) over the socket's
-    /// [`slot`](Self::slot); it goes on with [`written`](Self::written), [`consumed`](Self::consumed),
-    /// [`want_room`](Self::want_room) and [`close`](Self::close), as with a connection. It uses the memory of `app`.
+    /// Opens a datagram socket and returns its number. It is bound to one of our addresses, to all of one family (0.0.0.0 or
+    /// `::`), or to all. For port 0 the stack selects an unused port. The application uses
+    /// [`Datagrams`](offcore_session::Datagrams) over the socket's [`slot`](Self::slot), and calls
+    /// [`written`](Self::written), [`consumed`](Self::consumed), [`want_room`](Self::want_room) and [`close`](Self::close),
+    /// as with a connection. It uses the memory of `app`.
     ///
     /// # Errors
     /// [`CallError::NotOurs`], [`CallError::InUse`], [`CallError::NoPort`], [`CallError::TooMany`], [`CallError::NoApp`].
@@ -42,17 +46,31 @@ impl Stack {
         address: Option<IpAddr>,
         port: u16,
     ) -> Result<ConnId, CallError> {
+        self.open_reused_datagrams(app, address, port, Reuse::default())
+    }
+
+    /// The same; other sockets may have the address and port as `reuse` says.
+    ///
+    /// # Errors
+    /// As [`open_datagrams`](Self::open_datagrams).
+    pub fn open_reused_datagrams(
+        &mut self,
+        app: AppId,
+        address: Option<IpAddr>,
+        port: u16,
+        reuse: Reuse,
+    ) -> Result<ConnId, CallError> {
         if !self.arenas.is_open(app) {
             return Err(CallError::NoApp);
         }
-        if !address.as_ref().is_none_or(|address| self.net.has(*address)) {
+        if !address.is_none_or(|address| address.is_unspecified() || self.net.has(address)) {
             return Err(CallError::NotOurs);
         }
         let from = self.fragment_ident();
-        let in_use = |port| self.udp.by_address.contains_key(&(address, port));
+        let in_use = |port| self.udp.is_taken(address, port, &Reuse::default());
         let port = match port {
             0 => self.ports.any(from, in_use).ok_or(CallError::NoPort)?,
-            port if in_use(port) => return Err(CallError::InUse),
+            port if self.udp.is_taken(address, port, &reuse) => return Err(CallError::InUse),
             port => port,
         };
         if self.udp.len() >= MOST || !self.arenas.may_enter(app) {
@@ -65,6 +83,7 @@ impl Stack {
             memory: Arc::clone(arena.memory()),
             address,
             port,
+            reuse,
             peer: None,
             slot,
             rx: Fifo::new(slot),
@@ -78,6 +97,9 @@ impl Stack {
             placing: 0,
             written: 0,
             planned: 0,
+            record: None,
+            path_mtu: PathMtu::Ignore,
+            lost: 0,
             in_flight: VecDeque::new(),
             wants_room: false,
             waits: false,
@@ -86,7 +108,28 @@ impl Stack {
         });
         socket.release(arena, &self.config);
         self.arenas.enter(app);
-        Ok(self.udp.insert(socket))
+        let id = self.udp.insert(socket);
+        self.tell_mtu(0, id);
+        Ok(id)
+    }
+
+    /// Stores the path MTU in the slot, for the application.
+    pub(super) fn tell_mtu(&self, now: u64, id: ConnId) {
+        let Some(socket) = self.udp.get(id) else { return };
+        let mtu = match socket.peer {
+            Some(peer) => self.path_mtu(now, peer.address.ip()),
+            None => self.net.ifaces.iter().map(|iface| iface.mtu).max(),
+        };
+        if let Some(slot) = socket.memory.slot(socket.slot) {
+            slot.mtu().store(mtu.unwrap_or(0).into(), Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes of the longest IP packet that goes to an address whole.
+    fn path_mtu(&self, now: u64, to: IpAddr) -> Option<u16> {
+        let way = self.net.way(to)?;
+        let link = self.net.ifaces.get(usize::from(way.iface))?.mtu;
+        Some(self.paths.get(now, to).map_or(link, |path| path.min(link)))
     }
 
     /// A datagram finds its socket.
@@ -94,6 +137,7 @@ impl Stack {
     pub(super) fn datagram(
         &mut self,
         now: u64,
+        iface: u8,
         ip: &IpHeaders,
         packet: &RxSeg<'_>,
         out: &mut Out,
@@ -110,27 +154,45 @@ impl Stack {
             _ if [c0, c1] == [0, 0] && ip.src.is_ipv4() => {}
             _ if [c0, c1] == [0, 0] => return Err(DropReason::Checksum),
             RxChecksum::Verified => {}
-            // What is behind the datagram is not in its sum.
-            RxChecksum::Unknown { .. } if len < ip.transport_len() => return Err(DropReason::Malformed),
-            RxChecksum::Unknown { rest } if !ip.checksum_is_valid(packet.head, rest) => {
-                return Err(ip.wrong_checksum(packet.head));
+            RxChecksum::Unknown { rest } => {
+                // The checksum does not cover bytes behind the datagram.
+                let ip = IpHeaders { end: ip.transport + len, ..*ip };
+                if !ip.checksum_is_valid(packet.head, rest) {
+                    return Err(ip.wrong_checksum(packet.head));
+                }
             }
-            RxChecksum::Unknown { .. } => {}
         }
         let peer = SocketAddr::new(ip.src, from);
-        let Some(id) = self.udp.find(ip.dst, to, peer) else {
-            self.port_unreachable(now, ip, packet.head, out);
+        let Some(id) = self.socket_of(SocketAddr::new(ip.dst, to), peer) else {
+            if self.net.has(ip.dst) {
+                self.port_unreachable(now, ip, packet.head, out);
+            }
             return Err(DropReason::NoConnection);
         };
-        let header = Header { len: (len - udp::HEADER_LEN) as u16, peer, local: ip.dst };
-        self.take_datagram(id, &header, ip.transport + udp::HEADER_LEN, out)
+        let head: &[u8] = packet.head;
+        let tos = match (ip.dst, head.get(ip::ETHERNET..)) {
+            (IpAddr::V4(_), Some([_, tos, ..])) => *tos,
+            (IpAddr::V6(_), Some([high, low, ..])) => high << 4 | low >> 4,
+            _ => 0,
+        };
+        let time = self.unix_time + now;
+        let index = self.net.ifaces.get(usize::from(iface)).map_or(0, |iface| iface.index);
+        let more = More { hops: ip.hops, tos, index, time, ..More::default() };
+        let header = Header { len: (len - udp::HEADER_LEN) as u16, peer, local: ip.dst, more };
+        self.take_datagram(id, header, ip.transport + udp::HEADER_LEN, out)
+    }
+
+    /// The socket that receives datagrams from `peer` to `local`.
+    pub(super) fn socket_of(&self, local: SocketAddr, peer: SocketAddr) -> Option<ConnId> {
+        let choose = |count| FlowKey::new(local, peer).map_or(0, |key| self.flows.spread(&key, count));
+        self.udp.find(local.ip(), local.port(), peer, choose)
     }
 
     /// Orders the copy of a datagram, whose payload begins at `skip`, when there is room for it.
     fn take_datagram(
         &mut self,
         id: ConnId,
-        header: &Header,
+        mut header: Header,
         skip: usize,
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
@@ -141,10 +203,12 @@ impl Stack {
         let end = start + whole as u64;
         let most = socket.receive_buffer(config);
         if end - socket.consumed > most || !socket.rx.cover(arena, start, whole) {
+            socket.lost = socket.lost.wrapping_add(1);
             return Err(DropReason::NoSpace);
         }
         udp.watch(id);
         let socket = udp.get_mut(id).ok_or(DropReason::NoConnection)?;
+        header.more.lost = socket.lost;
         socket.rx.put(arena, start, &header.to_bytes());
         socket.next = end;
         self.counts.datagrams_received += 1;
@@ -241,6 +305,7 @@ impl Stack {
     fn misused(&mut self, id: ConnId, out: &mut Out) {
         let Some(socket) = self.udp.get_mut(id) else { return };
         socket.written = socket.planned;
+        socket.record = None;
         if !socket.closed {
             out.events.push(Event::Closed(id, Cause::Aborted));
         }
@@ -251,8 +316,7 @@ impl Stack {
     fn close_socket(&mut self, id: ConnId) {
         let Some(socket) = self.udp.get_mut(id).filter(|socket| !socket.closed) else { return };
         socket.closed = true;
-        let address = (socket.address, socket.port);
-        self.udp.by_address.remove(&address);
+        self.udp.give_port(id);
         self.free_socket_when_done(id);
     }
 
@@ -268,7 +332,7 @@ impl Stack {
 
     /// Plans datagrams to be sent, `budget` at most: each socket in its turn.
     #[inline(never)]
-    pub(super) fn plan_datagrams(&mut self, mut budget: usize, out: &mut Out) {
+    pub(super) fn plan_datagrams(&mut self, now: u64, mut budget: usize, out: &mut Out) {
         for _ in 0..self.udp.ready() {
             if budget == 0 {
                 return;
@@ -277,7 +341,7 @@ impl Stack {
             let mut quantum = QUANTUM;
             let mut more = true;
             while more && budget > 0 && quantum > 0 {
-                let Some(bytes) = self.plan_datagram(id, out) else {
+                let Some(bytes) = self.plan_datagram(now, id, out) else {
                     more = false;
                     continue;
                 };
@@ -291,14 +355,47 @@ impl Stack {
         }
     }
 
-    /// Plans the next datagram of a socket, or finds that it cannot be sent: how many bytes it has; none when there is no
-    /// more now.
-    fn plan_datagram(&mut self, id: ConnId, out: &mut Out) -> Option<usize> {
+    /// Plans the next datagram or segment of a socket, or refuses it. Returns the bytes that it counts for; `None` when nothing
+    /// is left to plan.
+    fn plan_datagram(&mut self, now: u64, id: ConnId, out: &mut Out) -> Option<usize> {
         let socket = self.udp.get_mut(id)?;
-        let (start, left) = (socket.planned, socket.written - socket.planned);
-        if left == 0 || start - socket.tx.released() >= COPYING {
+        let start = socket.planned;
+        if start == socket.written || start - socket.tx.released() >= COPYING {
             return None;
         }
+        let mut record = match socket.record.take() {
+            Some(record) => record,
+            None => match self.read_record(now, id, out)? {
+                Ok(record) => record,
+                Err(refused) => {
+                    self.counts.datagrams_refused += 1;
+                    self.release_datagrams(id, out);
+                    return Some(refused);
+                }
+            },
+        };
+        let Record { header: Header { len, peer, more, .. }, route, planned } = record;
+        let segment = if more.segment == 0 { len } else { more.segment };
+        let bytes = (usize::from(len) - planned).min(segment.into());
+        let payload = start + (HEADER_LEN + planned) as u64;
+        let headers = if route.way.source.is_ipv4() { 28 } else { 48 };
+        let is_long = headers + bytes > usize::from(route.mtu);
+        let socket = self.udp.get_mut(id)?;
+        socket.tx.hold(payload, bytes);
+        out.plans.push(Plan::datagram(id, route.way.iface, payload, bytes as u32, is_long));
+        socket.in_flight.push_back(Outgoing { start, payload, peer, route, more });
+        record.planned += bytes;
+        match record.planned < usize::from(len) {
+            true => socket.record = Some(record),
+            false => socket.planned = start + record_len(len) as u64,
+        }
+        Some(HEADER_LEN + bytes)
+    }
+
+    /// Reads the next datagram of a socket from its FIFO; an error is how many bytes it has when it cannot be sent.
+    fn read_record(&mut self, now: u64, id: ConnId, out: &mut Out) -> Option<Result<Record, usize>> {
+        let socket = self.udp.get_mut(id)?;
+        let (start, left) = (socket.planned, socket.written - socket.planned);
         let mut bytes = [0; HEADER_LEN];
         let header = (left >= HEADER_LEN as u64).then(|| {
             socket.tx.get(&self.arenas[socket.app], start, &mut bytes);
@@ -309,47 +406,58 @@ impl Stack {
             self.misused(id, out);
             return None;
         };
-        socket.planned = start + record_len(header.len) as u64;
-        let bound = socket.address;
-        let Some(way) = self.way_of_datagram(&header, bound) else {
-            self.counts.datagrams_refused += 1;
-            self.release_datagrams(id, out);
-            return Some(record_len(header.len));
-        };
-        let mtu = usize::from(self.net.ifaces[usize::from(way.iface)].mtu);
-        let headers = if way.source.is_ipv4() { 28 } else { 48 };
-        let (payload, len) = (start + HEADER_LEN as u64, usize::from(header.len));
-        let socket = self.udp.get_mut(id)?;
-        socket.tx.hold(payload, len);
-        out.plans.push(Plan::datagram(id, way.iface, payload, len as u32, headers + len > mtu));
-        socket.in_flight.push_back(Outgoing { start, payload, peer: header.peer, way });
-        Some(record_len(header.len))
+        socket.path_mtu = header.more.path_mtu();
+        let (bound, is_connected) = (socket.address, socket.peer.is_some());
+        let whole = record_len(header.len);
+        match self.route_of_datagram(now, &header, bound) {
+            Some(route) => {
+                if is_connected {
+                    self.tell_mtu(now, id);
+                }
+                Some(Ok(Record { header, route, planned: 0 }))
+            }
+            None => {
+                self.udp.get_mut(id)?.planned = start + whole as u64;
+                Some(Err(whole))
+            }
+        }
     }
 
     /// How a datagram goes; none when it cannot.
-    fn way_of_datagram(&self, header: &Header, bound: Option<IpAddr>) -> Option<Way> {
-        let &Header { len, peer, local } = header;
+    fn route_of_datagram(&self, now: u64, header: &Header, bound: Option<IpAddr>) -> Option<Route> {
+        let &Header { len, peer, local, more } = header;
         let to = peer.ip();
-        let mut way = self.net.way(to)?;
-        let broadcast = self.net.ifaces[usize::from(way.iface)].is_broadcast(to);
+        let any = |address: &IpAddr| address.is_unspecified();
+        let wanted = bound.filter(|bound| !any(bound)).or(Some(local).filter(|local| !any(local)));
+        let way = self.net.way_to_many(to, wanted).or_else(|| self.net.way(to));
+        let mut way = way.filter(|_| !any(&to))?;
+        let iface = &self.net.ifaces[usize::from(way.iface)];
         // The length of header and payload has 16 bits, and of IPv4 that of the packet.
         let longest = usize::from(u16::MAX) - udp::HEADER_LEN - if to.is_ipv4() { 20 } else { 0 };
-        if peer.port() == 0
-            || to.is_multicast()
-            || to.is_unspecified()
-            || broadcast
-            || usize::from(len) > longest
-        {
+        let is_allowed = more.broadcast || !iface.is_broadcast(to);
+        if peer.port() == 0 || !is_allowed || usize::from(len) > longest {
             return None;
         }
-        let wanted = bound.or((!local.is_unspecified()).then_some(local));
+        if bound.is_some_and(|bound| bound.is_ipv4() != to.is_ipv4()) {
+            return None;
+        }
         if let Some(wanted) = wanted {
             if !self.net.has(wanted) || wanted.is_ipv4() != to.is_ipv4() {
                 return None;
             }
             way.source = wanted;
         }
-        Some(way)
+        let mtu = match more.path_mtu() {
+            PathMtu::Probe => iface.mtu,
+            _ => self.paths.get(now, to).map_or(iface.mtu, |path| path.min(iface.mtu)),
+        };
+        // Segments are not fragmented, nor is what must not be.
+        let whole = if more.segment == 0 { len } else { len.min(more.segment) };
+        let headers = if to.is_ipv4() { 28 } else { 48 };
+        let must_fit = more.segment > 0 || matches!(more.path_mtu(), PathMtu::Do | PathMtu::Probe);
+        let fits = headers + usize::from(whole) <= usize::from(mtu);
+        let few = more.segment == 0 || usize::from(len) <= usize::from(more.segment) * MOST_SEGMENTS;
+        (few && (fits || !must_fit)).then_some(Route { way, mtu })
     }
 
     /// The application has the room of what has been sent.
@@ -387,18 +495,27 @@ impl Stack {
         to: &mut [u8; HEAD],
         out: &mut Out,
     ) -> Option<SealedDatagram> {
-        let (port, Outgoing { peer, way, .. }) = self.take_outgoing(plan, out)?;
+        let (port, Outgoing { peer, route: Route { way, mtu }, more, .. }) = self.take_outgoing(plan, out)?;
         self.counts.datagrams_sent += 1;
-        let station = self.net.station(now, (way.iface, way.next_hop), out);
+        let station = self.net.station_of_many(way.iface, peer.ip());
+        let station = station.or_else(|| self.net.station(now, (way.iface, way.next_hop), out));
         let mut envelope = Envelope::new(way.source, peer.ip(), IpProtocol::UDP);
         envelope.src_mac = self.net.ifaces[usize::from(way.iface)].mac;
         envelope.dst_mac = station.unwrap_or(MacAddr([0; 6]));
         envelope.ident = self.fragment_ident() as u16;
+        envelope.ecn = more.tos;
+        if more.hops > 0 {
+            envelope.hops = more.hops;
+        } else if peer.ip().is_multicast() {
+            envelope.hops = GROUP_HOPS;
+        }
         let at = envelope.len();
         let len = udp::HEADER_LEN + plan.len as usize;
         let to = &mut to[HEAD - at - udp::HEADER_LEN..];
         envelope.write(to, len);
-        ip::allow_fragments(to);
+        if plan.is_long() || more.path_mtu() == PathMtu::Ignore {
+            ip::allow_fragments(to);
+        }
         let mut transport = [0; udp::HEADER_LEN];
         UdpHeader { src_port: port, dst_port: peer.port(), len: len as u16 }.write(&mut transport);
         let pseudo = ip::pseudo(envelope.src, envelope.dst, IpProtocol::UDP, len);
@@ -410,7 +527,7 @@ impl Stack {
         transport[place..].copy_from_slice(&checksum.to_be_bytes());
         to[at..].copy_from_slice(&transport);
         let (headers, known) = ((at + udp::HEADER_LEN) as u8, station.is_some());
-        Some(SealedDatagram { iface: way.iface, headers, transport: at as u8, known })
+        Some(SealedDatagram { iface: way.iface, headers, transport: at as u8, known, mtu })
     }
 
     /// A planned datagram is not made: there is no buffer for it.

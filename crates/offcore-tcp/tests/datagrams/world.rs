@@ -2,13 +2,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use offcore_dma::core::{CoreDevice, Stepper};
 use offcore_dma::{Binding, Context, Device, Mode, Mover};
 use offcore_mem::{BURST, Burst, HEADROOM, Hugepages, Pool, PoolCache};
-use offcore_session::Datagrams;
-use offcore_session::Writer;
-use offcore_session::datagram::Header;
+use offcore_session::datagram::{Header, More};
+use offcore_session::{Datagrams, Segments, Writer};
 use offcore_stats::StageClock;
 use offcore_tcp::path::Path;
 use offcore_tcp::proto::{AppId, Config, ConnId, Event, IfaceConfig, Out, Prefix, Share, Stack};
@@ -136,8 +136,12 @@ impl End {
     }
 
     pub(crate) fn send(&mut self, to: SocketAddr, payload: &[u8]) -> bool {
+        self.send_with(to, payload, More::default())
+    }
+
+    pub(crate) fn send_with(&mut self, to: SocketAddr, payload: &[u8], more: More) -> bool {
         let local = if to.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
-        let header = Header { len: payload.len() as u16, peer: to, local };
+        let header = Header { more, ..Header::new(payload.len() as u16, to, local) };
         let Self { path, datagrams, .. } = self;
         let (stack, out) = path.call();
         let mut sent = datagrams.send(&header, payload);
@@ -161,12 +165,24 @@ impl End {
 
     /// The oldest datagram that has come.
     pub(crate) fn take(&mut self) -> Option<(SocketAddr, Vec<u8>)> {
+        self.take_header().map(|(header, bytes)| (header.peer, bytes))
+    }
+
+    /// The same with all that is known of it.
+    pub(crate) fn take_header(&mut self) -> Option<(Header, Vec<u8>)> {
         let mut bytes = vec![0; 65_535];
         let header = self.datagrams.receive(&mut bytes)?;
         bytes.truncate(header.len.into());
         let (stack, out) = self.path.call();
         stack.consumed(1, self.socket, out).unwrap();
-        Some((header.peer, bytes))
+        Some((header, bytes))
+    }
+
+    /// Bytes of packets that the application knows to go whole.
+    pub(crate) fn mtu(&mut self) -> u32 {
+        let (stack, _) = self.path.call();
+        let slot = stack.slot(self.socket).unwrap();
+        stack.memory(AppId::OWN).slot(slot).unwrap().mtu().load(Ordering::Relaxed)
     }
 }
 
@@ -212,6 +228,11 @@ impl World {
         assert!(self.ends[0].send((to, PORT).into(), b"who are you"));
         self.run(|_, frame| vec![frame]);
         assert_eq!(self.ends[1].take().unwrap().1, b"who are you");
+    }
+
+    /// The port of a host's socket.
+    pub(crate) fn port_of(&self, host: usize, socket: ConnId) -> u16 {
+        self.ends[host].path.stack.datagram_address(socket).unwrap().1
     }
 
     /// The frames that host 1 sends when it sends `payload` to host 2, which do not arrive.

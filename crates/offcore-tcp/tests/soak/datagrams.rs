@@ -62,8 +62,7 @@ impl Datagrams {
                     0 => (([10, 0, 0, other as u8], PORT).into(), [0; 4].into()),
                     _ => (([0x2001, 0xdb8, 0, 0, 0, 0, 0, other], PORT).into(), [0u16; 8].into()),
                 };
-                self.sent +=
-                    u64::from(datagrams.send(&Header { len: bytes.len() as u16, peer, local }, &bytes));
+                self.sent += u64::from(datagrams.send(&Header::new(bytes.len() as u16, peer, local), &bytes));
                 stack.written(now, *socket, out).unwrap();
             }
         }

@@ -205,7 +205,7 @@ fn an_idle_socket_costs_a_small_block() {
         let socket = stack.open_datagrams(app, None, 0).unwrap();
         let memory = Arc::clone(stack.memory(app));
         let mut datagrams = Datagrams::new(&memory, stack.slot(socket).unwrap()).unwrap();
-        let header = Header { len: 9000, peer: "10.0.0.2:9".parse().unwrap(), local: [10, 0, 0, 1].into() };
+        let header = Header::new(9000, "10.0.0.2:9".parse().unwrap(), [10, 0, 0, 1].into());
         // The first one asks for room, the second one has it.
         for has_room in [false, true] {
             assert_eq!(datagrams.send(&header, &[7; 9000]), has_room);

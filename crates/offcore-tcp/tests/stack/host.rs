@@ -7,7 +7,7 @@ use offcore_session::{Reader, Writer};
 use offcore_stats::SplitMix;
 use offcore_tcp::proto::{
     AppId, Cause, Config, ConnId, Event, HEAD, IfaceConfig, Out, Place, Plan, Prefix, Route, RxChecksum,
-    RxSeg, Sealed, Stack, Verdict, ip_end,
+    RxSeg, Sealed, Stack, Verdict, sum_end,
 };
 use offcore_wire::gso::Segmenter;
 use offcore_wire::virtio_net::{NetHeader, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6};
@@ -175,7 +175,7 @@ impl Host {
             .iter_mut()
             .map(|frame| {
                 let len = frame.len();
-                let end = ip_end(&frame[..len.min(HEAD)], len);
+                let end = sum_end(&frame[..len.min(HEAD)], len);
                 let rest = frame.get(HEAD..end).map_or(Sum::ZERO, Sum::of);
                 let head = &mut frame[..len.min(HEAD)];
                 let checksum = if verified { RxChecksum::Verified } else { RxChecksum::Unknown { rest } };

@@ -52,11 +52,12 @@ impl DatagramService {
                 served.more = false;
                 break;
             };
-            let Header { len, peer, .. } = header;
+            let Header { len, peer, local, .. } = header;
             *budget = budget.saturating_sub(usize::from(len) + COST);
             served.read += u64::from(len);
             // Where there is no room the datagram is lost, as datagrams are.
-            if self.echo && self.may_answer(peer.port()) && self.answer(&header, calls) {
+            if self.echo && self.may_answer(peer.port()) && self.answer(&Header::new(len, peer, local), calls)
+            {
                 served.written += u64::from(len);
             }
         }

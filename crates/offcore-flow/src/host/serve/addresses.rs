@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use offcore_tcp::proto::overlap;
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -19,13 +20,6 @@ const OF_USER: usize = (*ANY.end() - *ANY.start()) as usize / 2;
 const AT_PORT: usize = 1024;
 /// Ports that are tried where somebody has each of them, perhaps with another address.
 const TRIES: usize = 64;
-
-/// Whether two addresses have one in common; none is all.
-fn overlap(one: Option<IpAddr>, other: Option<IpAddr>) -> bool {
-    let (Some(one), Some(other)) = (one, other) else { return true };
-    let any = one.is_unspecified() || other.is_unspecified();
-    one == other || any && one.is_ipv4() == other.is_ipv4()
-}
 
 impl Serve {
     /// Ports below 1024 are for root, as in the kernel, and for the stack's own user. No user has so many that others find none.
@@ -70,25 +64,14 @@ impl Serve {
         })
     }
 
-    /// The port of a datagram socket. One user may have all addresses and one of them, as with `SO_REUSEADDR`.
-    pub(super) fn datagram_port(
-        &self,
-        app: usize,
-        address: Option<IpAddr>,
-        port: u16,
-        calls: &Calls<'_>,
-    ) -> Result<u16, Errno> {
-        let user = self.user_of(app);
+    /// Selects a port for a datagram socket. The stack checks a port that a program asks for.
+    pub(super) fn datagram_port(&self, address: Option<IpAddr>, calls: &Calls<'_>) -> Result<u16, Errno> {
         let has = |what: &What| {
             let conn = if let What::Datagrams(conn) = what { Some(*conn) } else { None };
             let found = conn.and_then(|conn| calls.stack.datagram_address(conn));
             found.is_some_and(|(other, _)| overlap(other, address))
         };
-        if port == 0 {
-            return self.any_port(|port| self.at(port).any(|(_, what)| has(what)));
-        }
-        let mut others = self.at(port).filter(|(app, _)| self.user_of(*app) != user);
-        if others.any(|(_, what)| has(what)) { Err(Errno::ADDRINUSE) } else { Ok(port) }
+        self.any_port(|port| self.at(port).any(|(_, what)| has(what)))
     }
 
     /// A port that nobody is to know in advance: one that nobody has, or else one that is not `taken`.
@@ -114,27 +97,5 @@ impl Serve {
     fn what(&self, app: usize, number: u32) -> Option<&What> {
         let application = self.apps.get(app)?.as_deref()?;
         application.session(number).map(|session| &session.what)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn all_addresses_overlap_with_each_of_their_family() {
-        let at = |text: &str| Some(text.parse().unwrap());
-        let (all, four, six) = (None, at("0.0.0.0"), at("::"));
-        for (one, other, expected) in [
-            (all, six, true),
-            (all, at("10.0.0.2"), true),
-            (four, at("10.0.0.2"), true),
-            (four, six, false),
-            (six, at("10.0.0.2"), false),
-            (at("10.0.0.2"), at("10.0.0.2"), true),
-            (at("10.0.0.2"), at("10.0.0.3"), false),
-        ] {
-            assert_eq!((overlap(one, other), overlap(other, one)), (expected, expected), "{one:?} {other:?}");
-        }
     }
 }

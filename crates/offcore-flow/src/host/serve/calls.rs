@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use offcore_session::message::{
-    Answer, Call, INFO, MOST_DESCRIPTORS, NONE, ONLY_V6, Question, SHARE_PORT, Session as Named,
+    Answer, Call, INFO, MOST_DESCRIPTORS, NONE, ONLY_V6, Question, SHARE_ADDRESS, SHARE_PORT,
+    Session as Named,
 };
 use offcore_session::slot::state;
 use offcore_stats::tsc;
@@ -210,7 +211,7 @@ impl Serve {
         let local = question.local.ok_or(Errno::INVAL)?;
         let id = self.app(app).ok_or(Errno::BADF)?.id;
         let address = Some(local.ip()).filter(|address| !address.is_unspecified());
-        let begin = match question.value {
+        let begin = match kind(question) {
             STREAM => {
                 if address.is_some_and(|address| !calls.stack.has_address(address)) {
                     return Err(Errno::ADDRNOTAVAIL);
@@ -227,7 +228,7 @@ impl Serve {
                     calls.stack.source_to(to.ip()).map_err(errno)?;
                 }
                 self.may_bind(app, local.port())?;
-                self.datagrams(app, local, None, calls)?
+                self.datagrams(app, question, None, calls)?
             }
             _ => return Err(Errno::PROTOTYPE),
         };
@@ -282,12 +283,11 @@ impl Serve {
                 return Err(Errno::OPNOTSUPP);
             }
             let from = question.local.map_or(0, |local| local.port());
-            if from != 0 || question.value == DATAGRAM {
+            if from != 0 || kind(question) == DATAGRAM {
                 self.may_bind(app, from)?;
             }
-            if question.value == DATAGRAM {
-                let local = question.local.ok_or(Errno::INVAL)?;
-                let begin = self.datagrams(app, local, Some(to), calls)?;
+            if kind(question) == DATAGRAM {
+                let begin = self.datagrams(app, question, Some(to), calls)?;
                 return self.made(app, begin, calls);
             }
             let conn = calls.stack.connect(calls.now, id, question.local, to, calls.out).map_err(errno)?;
@@ -347,8 +347,7 @@ impl Serve {
                 (address, self.stream_port(app, address, port, Some(shares))?)
             }
             (None, Some(local)) => {
-                let both = local.ip() == Ipv6Addr::UNSPECIFIED && question.value & ONLY_V6 == 0;
-                let address = (!both).then_some(local.ip().to_canonical());
+                let address = bound_to(local.ip(), question.value);
                 self.may_bind(app, local.port())?;
                 (address, self.stream_port(app, address, local.port(), Some(shares))?)
             }
@@ -450,6 +449,17 @@ impl Serve {
         reply.answer.info = words;
         Ok(reply)
     }
+}
+
+/// Which kind of session [`Call::Bind`] and [`Call::Connect`] ask for.
+fn kind(question: &Question) -> u32 {
+    question.value & !(SHARE_PORT | ONLY_V6 | SHARE_ADDRESS)
+}
+
+/// The address that a socket takes; none is all of both families.
+pub(super) fn bound_to(local: IpAddr, value: u32) -> Option<IpAddr> {
+    let both = local == Ipv6Addr::UNSPECIFIED && value & ONLY_V6 == 0;
+    (!both).then_some(local.to_canonical())
 }
 
 /// The address that stands for any, of the family of another one.

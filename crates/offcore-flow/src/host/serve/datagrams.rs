@@ -2,30 +2,37 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use offcore_session::message::Question;
+use offcore_session::message::{Question, SHARE_ADDRESS, SHARE_PORT};
 use offcore_session::slot::state;
-use offcore_tcp::proto::{Cause, ConnId};
+use offcore_tcp::proto::{Cause, ConnId, Reuse};
 use rustix::io::Errno;
 
 use super::Serve;
-use super::calls::{Reply, errno};
+use super::calls::{Reply, bound_to, errno};
 use super::session::{What, write_addresses};
 use super::sessions::Beginning;
 use crate::host::Calls;
 
 impl Serve {
-    /// A datagram socket of an application, bound to `local` and connected to `peer`, if there is one.
+    /// A datagram socket of an application, bound to the question's local address and connected to `peer`, if there is one.
     pub(super) fn datagrams(
         &self,
         app: usize,
-        local: SocketAddr,
+        question: &Question,
         peer: Option<SocketAddr>,
         calls: &mut Calls<'_>,
     ) -> Result<Beginning, Errno> {
-        let address = Some(local.ip()).filter(|address| !address.is_unspecified());
-        let port = self.datagram_port(app, address, local.port(), calls)?;
-        let id = self.apps.get(app).and_then(Option::as_deref).ok_or(Errno::BADF)?.id;
-        let conn = calls.stack.open_datagrams(id, address, port).map_err(errno)?;
+        let local = question.local.ok_or(Errno::INVAL)?;
+        let address = bound_to(local.ip(), question.value);
+        let port = match local.port() {
+            0 => self.datagram_port(address, calls)?,
+            port => port,
+        };
+        let application = self.apps.get(app).and_then(Option::as_deref).ok_or(Errno::BADF)?;
+        let has = |bit| question.value & bit != 0;
+        let reuse = Reuse { address: has(SHARE_ADDRESS), port: has(SHARE_PORT), user: application.user };
+        let opened = calls.stack.open_reused_datagrams(application.id, address, port, reuse);
+        let conn = opened.map_err(errno)?;
         let source = match peer {
             Some(_) => calls.stack.connect_datagrams(conn, peer).map_err(errno),
             None => Ok(None),

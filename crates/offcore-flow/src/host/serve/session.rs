@@ -496,6 +496,7 @@ fn error_of(cause: Cause) -> u32 {
         Cause::Refused => Errno::CONNREFUSED,
         Cause::TimedOut => Errno::TIMEDOUT,
         Cause::Unreachable => Errno::HOSTUNREACH,
+        Cause::TooLong => Errno::MSGSIZE,
     };
     number(error)
 }

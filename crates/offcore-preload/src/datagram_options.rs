@@ -1,0 +1,183 @@
+//! Options of datagram sockets: header fields of sent datagrams, and control messages of received ones.
+//!
+//! The values are in the words of the slot that hold the keep-alive settings of a stream. The kernel checks each value on a
+//! socket of its own.
+
+use core::ffi::c_int;
+use core::net::IpAddr;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use offcore_session::datagram::{More, PathMtu};
+
+use crate::session::Session;
+use crate::sys;
+
+// Constants of `linux/in6.h`, `linux/udp.h` and `linux/net_tstamp.h` that the crate libc lacks.
+const IPV6_RECVORIGDSTADDR: c_int = 74;
+const IPV6_DONTFRAG: c_int = 62;
+pub(crate) const UDP_CORK: c_int = 1;
+pub(crate) const UDP_SEGMENT: c_int = 103;
+pub(crate) const UDP_GRO: c_int = 104;
+/// Bits of `SO_TIMESTAMPING`: software timestamps of received packets.
+const TIMESTAMPING_RX_SOFTWARE: u32 = 1 << 3;
+const TIMESTAMPING_SOFTWARE: u32 = 1 << 4;
+/// Hardware timestamps. Linux accepts these bits without such hardware.
+const TIMESTAMPING_OF_HARDWARE: u32 = 1 << 2 | 1 << 5 | 1 << 6;
+
+/// Bits of the first word.
+pub(crate) mod bit {
+    pub(crate) const PKTINFO: u32 = 1;
+    pub(crate) const TTL: u32 = 1 << 1;
+    pub(crate) const TOS: u32 = 1 << 2;
+    pub(crate) const ORIGINAL: u32 = 1 << 3;
+    pub(crate) const PKTINFO6: u32 = 1 << 4;
+    pub(crate) const HOPLIMIT: u32 = 1 << 5;
+    pub(crate) const TCLASS: u32 = 1 << 6;
+    pub(crate) const ORIGINAL6: u32 = 1 << 7;
+    pub(crate) const TIMESTAMP: u32 = 1 << 8;
+    pub(crate) const TIMESTAMPNS: u32 = 1 << 9;
+    pub(crate) const LOST: u32 = 1 << 10;
+    pub(crate) const GRO: u32 = 1 << 11;
+    pub(crate) const CORK: u32 = 1 << 12;
+    pub(crate) const DONTFRAG: u32 = 1 << 13;
+    /// Options that add a control message to a received datagram.
+    pub(crate) const TOLD: u32 = (1 << 12) - 1;
+}
+
+/// Where the value of an option lies: `bits` bits of word `word`, from bit `shift` on.
+struct Row {
+    level: c_int,
+    name: c_int,
+    word: usize,
+    shift: u32,
+    bits: u32,
+}
+
+const fn row(level: c_int, name: c_int, word: usize, shift: u32, bits: u32) -> Row {
+    Row { level, name, word, shift, bits }
+}
+
+const fn flag(level: c_int, name: c_int, bit: u32) -> Row {
+    row(level, name, 0, bit.trailing_zeros(), 1)
+}
+
+const ROWS: [Row; 24] = [
+    flag(libc::IPPROTO_IP, libc::IP_PKTINFO, bit::PKTINFO),
+    flag(libc::IPPROTO_IP, libc::IP_RECVTTL, bit::TTL),
+    flag(libc::IPPROTO_IP, libc::IP_RECVTOS, bit::TOS),
+    flag(libc::IPPROTO_IP, libc::IP_RECVORIGDSTADDR, bit::ORIGINAL),
+    flag(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, bit::PKTINFO6),
+    flag(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, bit::HOPLIMIT),
+    flag(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, bit::TCLASS),
+    flag(libc::IPPROTO_IPV6, IPV6_RECVORIGDSTADDR, bit::ORIGINAL6),
+    flag(libc::SOL_SOCKET, libc::SO_TIMESTAMP, bit::TIMESTAMP),
+    flag(libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, bit::TIMESTAMPNS),
+    flag(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, bit::LOST),
+    flag(libc::IPPROTO_UDP, UDP_GRO, bit::GRO),
+    flag(libc::IPPROTO_UDP, UDP_CORK, bit::CORK),
+    flag(libc::IPPROTO_IPV6, IPV6_DONTFRAG, bit::DONTFRAG),
+    row(libc::IPPROTO_IP, libc::IP_TTL, 1, 0, 8),
+    row(libc::IPPROTO_IP, libc::IP_TOS, 1, 8, 8),
+    row(libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, 1, 16, 8),
+    row(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 1, 24, 8),
+    row(libc::IPPROTO_UDP, UDP_SEGMENT, 2, 0, 16),
+    row(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, 2, 16, 4),
+    row(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, 2, 20, 4),
+    row(libc::IPPROTO_IP, libc::IP_MULTICAST_TTL, 2, 24, 8),
+    row(libc::SOL_SOCKET, libc::SO_TIMESTAMPING, 3, 0, 24),
+    row(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, 3, 24, 8),
+];
+
+impl Row {
+    fn mask(&self) -> u32 {
+        (u32::MAX >> (32 - self.bits)) << self.shift
+    }
+}
+
+/// The words of a session.
+fn words(session: &Session) -> [&AtomicU32; 4] {
+    let wishes = &session.slot.wishes;
+    [&wishes.keep_idle, &wishes.keep_interval, &wishes.keep_count, &wishes.untold]
+}
+
+fn find(level: c_int, name: c_int) -> Option<&'static Row> {
+    ROWS.iter().find(|row| row.level == level && row.name == name)
+}
+
+/// The value of an option; `None` when this table does not have it.
+pub(crate) fn get(session: &Session, level: c_int, name: c_int) -> Option<c_int> {
+    let row = find(level, name)?;
+    let word = words(session).get(row.word)?.load(Ordering::Relaxed);
+    Some(((word & row.mask()) >> row.shift) as c_int)
+}
+
+/// Whether this table has an option.
+pub(crate) fn has(level: c_int, name: c_int) -> bool {
+    find(level, name).is_some()
+}
+
+/// Whether an option can have a value. Timestamps of sent packets are not supported.
+pub(crate) fn can_be(level: c_int, name: c_int, value: c_int) -> bool {
+    let known = TIMESTAMPING_RX_SOFTWARE | TIMESTAMPING_SOFTWARE | TIMESTAMPING_OF_HARDWARE;
+    (level, name) != (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) || value as u32 & !known == 0
+}
+
+/// Sets an option to a value that the kernel has checked.
+pub(crate) fn set(session: &Session, level: c_int, name: c_int, value: c_int) {
+    let Some(row) = find(level, name) else { return };
+    let words = words(session);
+    let Some(word) = words.get(row.word) else { return };
+    let mut cleared = row.mask();
+    if level == libc::SOL_SOCKET && matches!(name, libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS) {
+        // As on Linux, either option clears the other one.
+        cleared |= bit::TIMESTAMP | bit::TIMESTAMPNS;
+    }
+    let new = (value as u32) << row.shift & row.mask();
+    let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| Some(old & !cleared | new));
+}
+
+/// Reads the options of the kernel's socket `fd`.
+pub(crate) fn of_kernel(fd: c_int, v6: bool) -> [u32; 4] {
+    let mut all = [0u32; 4];
+    for row in ROWS.iter().filter(|row| v6 || row.level != libc::IPPROTO_IPV6) {
+        if let Some(word) = all.get_mut(row.word) {
+            *word |= (sys::int_option(fd, row.level, row.name) as u32) << row.shift & row.mask();
+        }
+    }
+    all
+}
+
+/// Stores the result of [`of_kernel`] in the session that replaces the socket.
+pub(crate) fn give(session: &Session, all: [u32; 4]) {
+    for (word, value) in words(session).into_iter().zip(all) {
+        word.store(value, Ordering::Relaxed);
+    }
+}
+
+/// The first word.
+pub(crate) fn bits(session: &Session) -> u32 {
+    session.slot.wishes.keep_idle.load(Ordering::Relaxed)
+}
+
+/// Whether `SO_TIMESTAMPING` asks for software timestamps.
+pub(crate) fn tells_times(session: &Session) -> bool {
+    session.slot.wishes.untold.load(Ordering::Relaxed) & TIMESTAMPING_SOFTWARE != 0
+}
+
+/// Header fields of a datagram to an address, by the socket's options.
+pub(crate) fn to_send(session: &Session, to: IpAddr) -> More {
+    let [bits, headers, paths, last] = words(session).map(|word| word.load(Ordering::Relaxed));
+    let v6 = to.is_ipv6();
+    let [ttl, tos, hops, class] = headers.to_le_bytes();
+    let [ttl, hops] =
+        if to.is_multicast() { [paths, last].map(|word| (word >> 24) as u8) } else { [ttl, hops] };
+    let (hops, tos, mode) = if v6 { (hops, class, paths >> 20) } else { (ttl, tos, paths >> 16) };
+    let path_mtu = match (mode & 15) as c_int {
+        _ if v6 && bits & bit::DONTFRAG != 0 => PathMtu::Do,
+        libc::IP_PMTUDISC_WANT => PathMtu::Want,
+        libc::IP_PMTUDISC_DO => PathMtu::Do,
+        libc::IP_PMTUDISC_PROBE => PathMtu::Probe,
+        _ => PathMtu::Ignore,
+    };
+    More { hops, tos, path_mtu: path_mtu as u8, segment: paths as u16, ..More::default() }
+}

@@ -1,0 +1,176 @@
+//! Datagrams that several calls write (`MSG_MORE`, `UDP_CORK`). This process stores the bytes until the last call.
+
+use core::cell::UnsafeCell;
+use core::ffi::c_int;
+use core::ptr;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use offcore_session::datagram::Header;
+
+use super::{longest, send_whole};
+use crate::datagram_options as options;
+use crate::lock::Held;
+use crate::session::Session;
+use crate::sys::{self, Errno};
+use crate::vectors::{Buffers, buffer};
+
+/// The maximum number of corked sockets.
+const MOST: usize = 64;
+/// Bytes of memory for each.
+const ROOM: usize = 1 << 16;
+
+/// A datagram that is not complete. The socket's write lock protects it.
+struct Begun {
+    /// Place and generation of the session; 0 for none.
+    session: AtomicU64,
+    header: UnsafeCell<Option<Header>>,
+    bytes: AtomicUsize,
+    len: AtomicUsize,
+}
+
+struct All([Begun; MOST]);
+
+// SAFETY: the write lock of the session protects header and bytes.
+unsafe impl Sync for All {}
+
+static ALL: All = All([const {
+    Begun {
+        session: AtomicU64::new(0),
+        header: UnsafeCell::new(None),
+        bytes: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+    }
+}; MOST]);
+
+/// The number of corked sockets.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+fn key(session: &Session) -> u64 {
+    let generation = session.slot.identity.generation.load(Ordering::Relaxed);
+    u64::from(session.place.number()) << 32 | u64::from(generation)
+}
+
+fn find(session: &Session) -> Option<&'static Begun> {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    let key = key(session);
+    ALL.0.iter().find(|begun| begun.session.load(Ordering::Acquire) == key)
+}
+
+/// Whether a socket is corked and has data.
+pub(crate) fn is_begun(session: &Session) -> bool {
+    find(session).is_some()
+}
+
+/// Takes a free place and maps its memory.
+fn add(session: &Session) -> Result<&'static Begun, Errno> {
+    // A closed socket's datagram is dropped, as on Linux.
+    let is_gone = |key: u64| {
+        let place = offcore_session::Place::new((key >> 32) as u32);
+        let slot = place.and_then(|place| offcore_session::Segments::slot(&crate::link::Mapped, place));
+        slot.is_none_or(|slot| slot.identity.generation.load(Ordering::Relaxed) != key as u32)
+    };
+    let taken = ALL.0.iter().find(|begun| {
+        let old = begun.session.load(Ordering::Acquire);
+        let free = old == 0 || is_gone(old);
+        let taken = free
+            && begun.session.compare_exchange(old, key(session), Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if taken && old == 0 {
+            COUNT.fetch_add(1, Ordering::Relaxed);
+        }
+        taken
+    });
+    let begun = taken.ok_or(libc::ENOBUFS)?;
+    if begun.bytes.load(Ordering::Relaxed) == 0 {
+        match sys::map(-1, ROOM, true) {
+            Ok(bytes) => begun.bytes.store(bytes as usize, Ordering::Relaxed),
+            Err(error) => {
+                begun.forget();
+                return Err(error);
+            }
+        }
+    }
+    begun.len.store(0, Ordering::Relaxed);
+    Ok(begun)
+}
+
+impl Begun {
+    fn forget(&self) {
+        self.session.store(0, Ordering::Release);
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Appends the program's bytes. An error drops the datagram, as on Linux.
+    ///
+    /// # Safety
+    /// The buffers are the program's to be read, and the lock is held.
+    unsafe fn append(&self, buffers: Buffers<'_>, most: usize) -> Result<usize, Errno> {
+        let (at, len) = (self.len.load(Ordering::Relaxed), buffers.len());
+        if len > most.min(ROOM).saturating_sub(at) {
+            self.forget();
+            return Err(libc::EMSGSIZE);
+        }
+        let to = ptr::with_exposed_provenance_mut::<u8>(self.bytes.load(Ordering::Relaxed)).wrapping_add(at);
+        // SAFETY: there is room for all of them, and the lock is held.
+        unsafe { buffers.copy_to(to) };
+        self.len.store(at + len, Ordering::Relaxed);
+        Ok(len)
+    }
+}
+
+/// Begins a datagram.
+///
+/// # Safety
+/// The buffers are the program's to be read.
+pub(super) unsafe fn begin(session: &Session, header: &Header, buffers: Buffers<'_>) -> Result<usize, Errno> {
+    let lock = Held::new(&session.slot.wishes.writing);
+    if lock.is_nested() {
+        return Err(libc::EAGAIN);
+    }
+    let begun = add(session)?;
+    // SAFETY: the lock is held.
+    unsafe {
+        *begun.header.get() = Some(*header);
+        begun.append(buffers, longest(header.peer))
+    }
+}
+
+/// Appends to the datagram. Sends it unless more data follows.
+///
+/// # Safety
+/// The buffers are the program's to be read.
+pub(super) unsafe fn go_on(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<usize, Errno> {
+    let lock = Held::new(&session.slot.wishes.writing);
+    if lock.is_nested() {
+        return Err(libc::EAGAIN);
+    }
+    let begun = find(session).ok_or(libc::EAGAIN)?;
+    // SAFETY: the lock is held.
+    let header = unsafe { *begun.header.get() }.ok_or(libc::EINVAL)?;
+    // SAFETY: the caller's promise, and the lock is held.
+    let len = unsafe { begun.append(buffers, longest(header.peer)) }?;
+    drop(lock);
+    if how & libc::MSG_MORE == 0 && options::bits(session) & options::bit::CORK == 0 {
+        send(session, begun, header, how)?;
+    }
+    Ok(len)
+}
+
+/// Sends the datagram when `UDP_CORK` is cleared.
+pub(crate) fn push(session: &Session) -> Result<(), Errno> {
+    let Some(begun) = find(session) else { return Ok(()) };
+    // SAFETY: the header was written before the place got this session, and is not written again before it is free.
+    let header = unsafe { *begun.header.get() };
+    header.map_or(Ok(()), |header| send(session, begun, header, 0).map(drop))
+}
+
+/// Sends the datagram. On an error it is dropped.
+fn send(session: &Session, begun: &Begun, header: Header, how: c_int) -> Result<usize, Errno> {
+    let bytes = ptr::with_exposed_provenance::<u8>(begun.bytes.load(Ordering::Relaxed));
+    let part = buffer(bytes.cast(), begun.len.load(Ordering::Relaxed));
+    // SAFETY: so many bytes were appended.
+    let sent = unsafe { send_whole(session, header, Buffers::one(&part), how) };
+    begun.forget();
+    sent
+}

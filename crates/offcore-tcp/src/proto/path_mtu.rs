@@ -1,0 +1,63 @@
+//! Path MTUs (RFC 1191, RFC 8201) by destination. All sockets share them.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+/// The maximum number of destinations.
+const MOST: usize = 4096;
+/// Lifetime of an entry in microseconds. RFC 8201, 4 asks for 5 minutes or more; Linux has 10.
+const LIFETIME: u64 = 600_000_000;
+
+/// Paths whose MTU is less than the interface's.
+#[derive(Debug, Default)]
+pub(super) struct PathMtus(HashMap<IpAddr, (u16, u64)>);
+
+impl PathMtus {
+    /// The MTU of a path, if a router has reported one.
+    pub(super) fn get(&self, now: u64, to: IpAddr) -> Option<u16> {
+        // Most hosts store none.
+        if self.0.is_empty() {
+            return None;
+        }
+        self.0.get(&to).filter(|(_, until)| now < *until).map(|(mtu, _)| *mtu)
+    }
+
+    /// Stores the MTU that a router reports. A larger value does not replace a smaller one before that one expires.
+    pub(super) fn set(&mut self, now: u64, to: IpAddr, mtu: u16) {
+        if self.0.len() >= MOST && !self.0.contains_key(&to) {
+            self.0.retain(|_, (_, until)| now < *until);
+            if self.0.len() >= MOST {
+                self.0.clear();
+            }
+        }
+        let mtu = self.get(now, to).map_or(mtu, |known| known.min(mtu));
+        self.0.insert(to, (mtu, now + LIFETIME));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_mtu_is_known_for_ten_minutes() {
+        let mut paths = PathMtus::default();
+        let to = |last: u32| IpAddr::from((0x0a00_0000 + last).to_be_bytes());
+        paths.set(1, to(1), 1400);
+        paths.set(2, to(1), 1450);
+        paths.set(2, to(2), 1300);
+        assert_eq!([1, 2, 3].map(|last| paths.get(3, to(last))), [Some(1400), Some(1300), None]);
+        paths.set(LIFETIME, to(2), 1290);
+        assert_eq!([1, 2].map(|last| paths.get(LIFETIME + 9, to(last))), [None, Some(1290)]);
+    }
+
+    #[test]
+    fn known_paths_are_bounded() {
+        let mut paths = PathMtus::default();
+        for last in 0..3 * MOST as u32 {
+            paths.set(1, IpAddr::from(last.to_be_bytes()), 1400);
+            assert!(paths.0.len() <= MOST);
+            assert_eq!(paths.get(1, IpAddr::from(last.to_be_bytes())), Some(1400));
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Datagrams to a multicast group (RFC 1112) or to all hosts of a network.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use offcore_wire::{MacAddr, ipv6};
+
+use super::iface::{Iface, Standing, Way};
+use super::net::Net;
+
+/// The default TTL of multicast packets: they stay on the link (RFC 1112, 6.1).
+pub(super) const GROUP_HOPS: u8 = 1;
+
+/// The station address of a group.
+pub(super) fn station_of_group(group: IpAddr) -> MacAddr {
+    match group {
+        IpAddr::V4(group) => {
+            let [_, b, c, d] = group.octets();
+            MacAddr([0x01, 0x00, 0x5e, b & 0x7f, c, d])
+        }
+        IpAddr::V6(group) => ipv6::multicast_mac(group),
+    }
+}
+
+impl Iface {
+    /// The source address for a group or a broadcast. A group of link-local scope gets a link-local source (RFC 6724, 5).
+    fn source_to_many(&self, to: IpAddr) -> Option<IpAddr> {
+        let of_link = |address: IpAddr| match address {
+            IpAddr::V4(_) => true,
+            IpAddr::V6(address) => address.is_unicast_link_local(),
+        };
+        let near = match to {
+            IpAddr::V4(_) => true,
+            IpAddr::V6(to) => to.octets()[1] & 15 <= 2,
+        };
+        let ours = || {
+            let good = self.addresses.iter().filter(|own| own.standing == Standing::Preferred);
+            good.map(|own| own.prefix.address).filter(|own| own.is_ipv4() == to.is_ipv4())
+        };
+        ours().find(|own| of_link(*own) == near).or_else(|| ours().next())
+    }
+}
+
+impl Net {
+    /// The station address of a multicast or broadcast destination.
+    pub(super) fn station_of_many(&self, iface: u8, to: IpAddr) -> Option<MacAddr> {
+        match to.is_multicast() {
+            true => Some(station_of_group(to)),
+            false => self.ifaces.get(usize::from(iface))?.is_broadcast(to).then_some(MacAddr([0xff; 6])),
+        }
+    }
+
+    /// The way of a datagram to a group or to 255.255.255.255; `None` for any other destination. The source address `from`
+    /// selects the interface, else a route does, else it is the first one.
+    pub(super) fn way_to_many(&self, to: IpAddr, from: Option<IpAddr>) -> Option<Way> {
+        if !to.is_multicast() && to != Ipv4Addr::BROADCAST {
+            return None;
+        }
+        let by_source = from.and_then(|from| self.ifaces.iter().position(|iface| iface.owns(from)));
+        let by_route = || self.way(to).map(|way| usize::from(way.iface));
+        let first = || self.ifaces.iter().position(|iface| iface.source_to_many(to).is_some());
+        let iface = by_source.or_else(by_route).or_else(first)?;
+        let source = from.or_else(|| self.ifaces[iface].source_to_many(to))?;
+        Some(Way { iface: iface as u8, next_hop: to, source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_have_station_addresses() {
+        for (group, station) in [
+            ("224.0.0.251", [0x01, 0x00, 0x5e, 0, 0, 251]),
+            ("239.255.255.250", [0x01, 0x00, 0x5e, 0x7f, 255, 250]),
+            ("ff02::fb", [0x33, 0x33, 0, 0, 0, 0xfb]),
+        ] {
+            assert_eq!(station_of_group(group.parse().unwrap()), MacAddr(station), "{group}");
+        }
+    }
+}

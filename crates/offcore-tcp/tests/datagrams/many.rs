@@ -1,0 +1,74 @@
+//! Datagrams to groups and to all hosts of a network.
+
+use std::net::SocketAddr;
+
+use offcore_session::datagram::More;
+
+use crate::world::{PORT, World, addresses};
+
+/// Sends to an address, and returns the frames; host 2 gets them.
+fn frames(world: &mut World, to: &str, more: More) -> Vec<Vec<u8>> {
+    let to: SocketAddr = to.parse().unwrap();
+    assert!(world.ends[0].send_with(to, b"to many", more));
+    let mut frames = Vec::new();
+    world.run(|from, frame| {
+        frames.extend((from == 0).then(|| frame.clone()));
+        assert!(from == 0, "an answer to a datagram for many");
+        vec![frame]
+    });
+    frames
+}
+
+#[test]
+fn groups_are_sent_to_without_a_question() {
+    for (to, station, at, hops) in [
+        ("224.0.0.251:5353", [0x01, 0, 0x5e, 0, 0, 0xfb], 22, 1),
+        ("239.129.1.2:5353", [0x01, 0, 0x5e, 1, 1, 2], 22, 1),
+        ("[ff02::fb]:5353", [0x33, 0x33, 0, 0, 0, 0xfb], 21, 1),
+    ] {
+        let mut world = World::new(false);
+        for (more, hops) in
+            [(0, hops), (5, 5)].map(|(set, hops)| (More { hops: set, ..More::default() }, hops))
+        {
+            let sent = frames(&mut world, to, more);
+            assert_eq!(sent.len(), 1, "{to}");
+            assert_eq!((&sent[0][..6], sent[0][at]), (&station[..], hops), "{to}");
+        }
+    }
+}
+
+#[test]
+fn what_goes_to_all_hosts_is_received() {
+    for to in ["255.255.255.255", "10.0.0.255", "224.0.0.1", "[ff02::1]"] {
+        let mut world = World::new(false);
+        let more = More { broadcast: true, ..More::default() };
+        let sent = frames(&mut world, &format!("{to}:{PORT}"), more);
+        assert_eq!(sent.len(), 1, "{to}");
+        let (header, bytes) = world.ends[1].take_header().unwrap();
+        assert_eq!(bytes, b"to many");
+        assert_eq!(header.local, to.trim_matches(['[', ']']).parse::<std::net::IpAddr>().unwrap());
+        // A closed port sends no error.
+        assert_eq!(frames(&mut world, &format!("{to}:9"), more).len(), 1);
+    }
+}
+
+#[test]
+fn only_a_socket_that_may_sends_to_all() {
+    let mut world = World::new(false);
+    for to in ["255.255.255.255:7", "10.0.0.255:7"] {
+        assert!(frames(&mut world, to, More::default()).is_empty());
+    }
+    assert_eq!(world.ends[0].path.stack.counts().datagrams_refused, 2);
+}
+
+/// A unicast packet in a link-layer broadcast is dropped silently (RFC 1122, 3.3.6).
+#[test]
+fn our_address_by_a_broadcast_is_not_taken() {
+    let mut world = World::new(false);
+    let mut frame = world.frames_of(addresses(2)[0], b"by broadcast").remove(0);
+    frame[..6].fill(0xff);
+    let now = world.now;
+    world.ends[1].receive(now, &frame);
+    world.run(|_, frame| vec![frame]);
+    assert_eq!(world.ends[1].take(), None);
+}
