@@ -208,6 +208,47 @@ fn search_finds_a_slow_switchs_rate() {
     switch.stop().unwrap();
 }
 
+/// Without mergeable buffers long frames do not come back, so the third search fails. The rows before it and the plot stay.
+#[test]
+fn failed_search_keeps_its_rows() {
+    let Some(()) = require(&[Need::Cores(2)]) else { return };
+    let _cores = exclusive();
+    let dir = TempDir::new().unwrap();
+    let socket = dir.file("s").display().to_string();
+    let plot = dir.file("throughput.svg").display().to_string();
+    let switch = mirror(&socket, "1");
+    let port = format!("virtio-user:{socket},mrg=off");
+    let flags = ["--rfc2544", "--rate", "1k", "--duration", "0.2", "--wait", "0.2", "--resolution", "50"];
+    let more = ["--frame", "64,512,4000", "--plot", &plot];
+    let finished = pktgen(None, &[&["--port", port.as_str()][..], &flags, &more].concat()).wait().unwrap();
+    assert_eq!(finished.status.code(), Some(1), "{}\n{}", finished.stdout, finished.stderr);
+    assert!(finished.stderr.contains("came back"), "{}", finished.stderr);
+    let rows: Vec<_> = finished.lines.iter().filter_map(|line| line.json.as_ref()).collect();
+    let frames: Vec<_> =
+        rows.iter().filter(|row| row["report"] == "throughput").map(|row| row["frame"].as_u64()).collect();
+    assert_eq!(frames, [Some(64), Some(512)]);
+    assert_eq!(rows.last().unwrap()["report"], "final");
+    assert!(std::fs::read_to_string(&plot).unwrap().contains("<svg"));
+
+    // An interrupt while the second size is tried.
+    std::fs::remove_file(&plot).unwrap();
+    let flags = ["--rfc2544", "--rate", "1k", "--duration", "3", "--wait", "0.2", "--resolution", "50"];
+    let more = ["--frame", "64,512", "--plot", &plot];
+    let mut pktgen = pktgen(None, &[&["--port", port.as_str()][..], &flags, &more].concat());
+    let is_row = |row: &Value| row["report"] == "throughput";
+    pktgen.wait_for("a row", |line| line.json.as_ref().is_some_and(is_row)).unwrap();
+    pktgen.signal(rustix::process::Signal::INT).unwrap();
+    let finished = pktgen.wait().unwrap();
+    assert_eq!(finished.status.code(), Some(1), "{}\n{}", finished.stdout, finished.stderr);
+    let rows: Vec<_> = finished.lines.iter().filter_map(|line| line.json.as_ref()).collect();
+    assert_eq!(
+        (rows.iter().filter(|row| is_row(row)).count(), &rows.last().unwrap()["report"]),
+        (1, &"final".into())
+    );
+    assert!(std::fs::read_to_string(&plot).unwrap().contains("<svg"));
+    switch.stop().unwrap();
+}
+
 #[test]
 fn a_capture_is_sent_byte_for_byte() {
     let Some(()) = require(&[Need::Root, Need::Ip, Need::Tun, Need::Tcpdump, Need::Cores(2)]) else { return };

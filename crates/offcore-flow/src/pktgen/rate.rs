@@ -172,6 +172,11 @@ impl Schedule {
         Some((now, given_up))
     }
 
+    /// When the next packet is due, now or later; `None` before the first one and without a rate.
+    pub(super) fn next(&self) -> Option<u64> {
+        self.due
+    }
+
     /// A packet of `size` bytes, FCS included, is sent.
     #[inline]
     pub(super) fn spend(&mut self, size: usize) {

@@ -140,6 +140,16 @@ impl Replay {
         Some(began + (after * self.ticks_per_ns) as u64)
     }
 
+    /// The time after the packets sent so far at which another packet is due, by the capture's timestamps.
+    pub(super) fn end(&self) -> Option<u64> {
+        let in_round = match self.capture.records.get(self.next) {
+            Some(record) => record.at_ns,
+            None => self.period_ns,
+        };
+        let after = self.rounds as f64 * self.period_ns as f64 + in_round as f64;
+        self.began.map(|began| began + (after * self.ticks_per_ns) as u64)
+    }
+
     /// Whether every packet was sent.
     pub(super) fn is_over(&self) -> bool {
         !self.repeat && self.next == self.capture.records.len()
@@ -220,6 +230,7 @@ mod tests {
             let (packet, _) = once.make(&mut cache).unwrap();
             cache.free(packet);
         }
+        assert_eq!(once.end(), Some(1500), "the last packet has a gap behind it as well");
         assert!(once.is_over() && once.due(0).is_none() && once.make(&mut cache).is_none());
     }
 

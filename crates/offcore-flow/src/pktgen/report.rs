@@ -224,9 +224,9 @@ impl Reporter {
         self.report(running, kind, counted, &before, (over, over), &latencies)
     }
 
-    /// Counts, rates and latencies since the start or [`clear`](Self::clear); packets were sent for `active` of that time,
-    /// and what has not come by now is lost.
-    pub fn last(&mut self, running: &Running, active: Duration) -> PktgenReport {
+    /// Counts, rates and latencies since the start or [`clear`](Self::clear). Packets were sent for `active` of that time, and
+    /// the next packet was due `gap` later. Packets that have not come are lost.
+    pub fn last(&mut self, running: &Running, active: Duration, gap: Duration) -> PktgenReport {
         self.collect(running);
         let mut counted: Vec<_> = running.directions.iter().map(counts).collect();
         // Of everything that was ever sent: what was under way at a clear comes afterwards, and hides no loss.
@@ -234,10 +234,11 @@ impl Reporter {
         let (cleared, latencies) = (self.cleared.clone(), std::mem::take(&mut self.latencies));
         self.look(running);
         // Looks are some time apart.
-        let coming =
-            Some(self.came.1.saturating_duration_since(self.quiet)).filter(|time| *time > active + LOOKS);
-        let over = (active, coming.unwrap_or(active));
-        let report = self.report(running, "final", counted, &cleared, over, &latencies);
+        let coming = Some(self.came.1.saturating_duration_since(self.quiet))
+            .filter(|time| *time > active + gap + LOOKS);
+        let over = (active + gap, coming.map_or(active + gap, |coming| with_last_gap(coming, self.came.0)));
+        let mut report = self.report(running, "final", counted, &cleared, over, &latencies);
+        report.over_seconds = active.as_secs_f64();
         self.latencies = latencies;
         report
     }
@@ -316,6 +317,12 @@ impl Reporter {
             directions,
         }
     }
+}
+
+/// The duration that a rate of `packets` packets refers to, if `between` is the time from the first to the last.
+fn with_last_gap(between: Duration, packets: u64) -> Duration {
+    let gaps = packets.saturating_sub(1).max(1);
+    between + Duration::from_secs_f64(between.as_secs_f64() / gaps as f64)
 }
 
 /// What a direction has counted since the start of everything. `lost` is what is missing below the highest numbers.

@@ -28,6 +28,8 @@ named! {
         Done = "done",
         /// How many ticks after the start that was.
         Took = "took",
+        /// How many ticks later the next packet would have been due.
+        Gap = "gap",
     }
 }
 
@@ -143,7 +145,13 @@ impl Sender {
         };
         let done = (over || self.left == 0) && self.waiting.is_empty();
         if done {
-            self.counters.counter(Sent::Took as usize).set(tsc::now().wrapping_sub(self.began));
+            let now = tsc::now();
+            let next = match &self.packets {
+                Packets::Captured(replay) if self.settings.rate == Rate::Unlimited => replay.end(),
+                _ => self.schedule.next(),
+            };
+            self.counters.counter(Sent::Took as usize).set(now.wrapping_sub(self.began));
+            self.counters.counter(Sent::Gap as usize).set(next.map_or(0, |next| next.saturating_sub(now)));
         }
         self.counters.counter(Sent::Done as usize).set(done.into());
     }

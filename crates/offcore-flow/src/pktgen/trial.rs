@@ -169,12 +169,12 @@ impl Running {
             self.pass(tick)?;
         }
         let done = self.is_done();
-        let took = if done { self.took() } else { began.elapsed() };
+        let (took, gap) = if done { (self.took(), self.gap()) } else { (began.elapsed(), Duration::ZERO) };
         if !done {
             self.pause()?;
         }
         self.settle_from(before.sent, before.unique(), plan.wait, tick)?;
-        let figures = reporter.last(self, took).all;
+        let figures = reporter.last(self, took, gap).all;
         let offered =
             done && took <= planned.mul_f64(1.0 + SLACK.0) + SLACK.1 && figures.counts.given_up == 0;
         let (sent, received) = (figures.counts.sent + figures.counts.tx_dropped, figures.counts.unique());
@@ -184,8 +184,17 @@ impl Running {
 
     /// How long the slowest sender has taken from the last start until everything was sent.
     pub fn took(&self) -> Duration {
+        self.longest(Sent::Took)
+    }
+
+    /// How much later another packet would have been due: a rate counts the gap behind the last packet, too.
+    pub fn gap(&self) -> Duration {
+        self.longest(Sent::Gap)
+    }
+
+    fn longest(&self, what: Sent) -> Duration {
         let ticks =
-            self.directions.iter().map(|direction| direction.sent.counter(Sent::Took as usize).value()).max();
+            self.directions.iter().map(|direction| direction.sent.counter(what as usize).value()).max();
         Duration::from_secs_f64(tsc::to_ns(ticks.unwrap_or(0)) / 1e9)
     }
 

@@ -74,7 +74,7 @@ fn sent_and_received(running: &mut Running, reporter: &mut Reporter, expected: u
         assert!(progress.elapsed() < NO_PROGRESS, "{counts:?}");
         std::thread::sleep(Duration::from_millis(1));
     }
-    reporter.last(running, running.took())
+    reporter.last(running, running.took(), running.gap())
 }
 
 #[test]
@@ -215,6 +215,23 @@ fn a_rate_is_kept_in_bursts() {
     assert!(report.all.counts.is_clean());
     // The last burst is due after 95 ms, however late it was sent.
     assert!(running.took() >= Duration::from_millis(95), "{:?}", running.took());
+}
+
+/// Three packets have two gaps between them, and a rate counts three.
+#[test]
+fn few_packets_have_their_rate() {
+    for (count, burst) in [(1, 1), (3, 1), (6, 3)] {
+        let mut config = config("64", 1, count);
+        (config.settings.rate, config.settings.burst) = (Rate::Packets(10.0), burst);
+        let (mut running, mut reporter) = started(config, looped(|_| None));
+        let report = sent_and_received(&mut running, &mut reporter, count);
+        let [sent, received] = [report.all.tx_mpps, report.all.rx_mpps].map(|mpps| mpps * 1e6);
+        // A sender that is held up is slower, never faster.
+        assert!(
+            (2.0..10.01).contains(&sent) && (2.0..10.01).contains(&received),
+            "{count}: {sent}, {received}"
+        );
+    }
 }
 
 #[test]

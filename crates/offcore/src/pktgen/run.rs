@@ -48,6 +48,8 @@ pub(super) fn run(
         commands,
         began,
         active: Duration::ZERO,
+        skipped: Duration::ZERO,
+        gap: Duration::ZERO,
         statuses,
         speed: None,
     };
@@ -67,6 +69,10 @@ struct Watch<'a> {
     began: Option<Instant>,
     /// How long packets were sent before that.
     active: Duration,
+    /// What of the time since sending began does not count, because counts were cleared then.
+    skipped: Duration,
+    /// How long after the end of sending another packet would have been due.
+    gap: Duration,
     /// The last status of each port that was said.
     statuses: Vec<SaidStatus>,
     /// The link's speed in bit/s, for rates that are shares of it.
@@ -118,15 +124,14 @@ impl Watch<'_> {
 
     /// How long packets have been sent.
     fn active(&self) -> Duration {
-        self.active + self.began.map_or(Duration::ZERO, |began| began.elapsed())
+        let sending = self.began.map_or(Duration::ZERO, |began| began.elapsed());
+        self.active + sending.saturating_sub(self.skipped)
     }
 
     /// Everything that was to be sent has been.
     fn sent_all(&mut self) -> Result<(), Failure> {
-        // Counts may have been cleared since sending began.
-        let counted = self.began.map_or(Duration::ZERO, |began| began.elapsed());
-        self.active += self.running.took().min(counted);
-        self.began = None;
+        self.active += self.running.took().saturating_sub(self.skipped);
+        (self.began, self.gap) = (None, self.running.gap());
         Ok(self.running.pause()?)
     }
 
@@ -187,6 +192,7 @@ impl Watch<'_> {
             Command::Start if self.began.is_some() => Ok(()),
             Command::Start => {
                 self.began = Some(Instant::now());
+                (self.skipped, self.gap) = (Duration::ZERO, Duration::ZERO);
                 running.begin()
             }
             Command::Stop => return self.pause(),
@@ -198,8 +204,8 @@ impl Watch<'_> {
                 let running = &mut self.running;
                 self.reporter.clear(running);
                 self.interfaces.begin(running);
-                self.active = Duration::ZERO;
-                self.began = self.began.map(|_| Instant::now());
+                self.skipped = self.began.map_or(Duration::ZERO, |began| began.elapsed());
+                (self.active, self.gap) = (Duration::ZERO, Duration::ZERO);
                 Ok(())
             }
             Command::Burst(burst) => running.change(|settings| settings.burst = burst),
@@ -231,7 +237,7 @@ impl Watch<'_> {
             self.pause()?;
             self.settle();
         }
-        let report = self.reporter.last(&self.running, self.active);
+        let report = self.reporter.last(&self.running, self.active, self.gap);
         let interfaces = self.interfaces.compare(&self.running);
         let unfinished = self.running.stop();
         if stopped_by != StoppedBy::Output {

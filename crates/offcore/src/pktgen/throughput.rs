@@ -141,11 +141,50 @@ struct End<'a> {
     unfinished: usize,
 }
 
+/// Searches and prints the rows. A search that fails or is interrupted keeps the rows before it; its error follows.
 pub(super) fn run(
     args: &PktgenArgs,
     mut running: Running,
     mut interfaces: Interfaces,
     interrupted: &Arc<AtomicBool>,
+) -> Result<(), Failure> {
+    let duration = args.run.duration.unwrap_or(DURATION);
+    interfaces.begin(&running);
+    let (mut rows, progress) = (Vec::new(), Progress::visible());
+    let searched = search_all(args, &mut running, interrupted, &progress, &mut rows);
+    progress.end();
+    if rows.is_empty() {
+        searched?;
+        return Ok(());
+    }
+    let compared = interfaces.compare(&running);
+    let unfinished = running.stop();
+    match args.run.format {
+        Format::Json => tell(args, &End { report: "final", interfaces: &compared, unfinished })?,
+        Format::Table => {
+            write(&table(&rows, duration))?;
+            compared.iter().filter_map(Compared::difference).for_each(|difference| say(&difference));
+        }
+    }
+    if let Some(path) = &args.plot {
+        let points: Vec<_> = rows
+            .iter()
+            .map(|row| Point { frame: row.frame, loss: row.loss, mpps: row.mpps.unwrap_or(0.0) })
+            .collect();
+        throughput_plot::draw(&points, path)?;
+        say(&format!("drawn: {}", path.display()));
+    }
+    searched?;
+    Ok(ended(StoppedBy::Count, unfinished, running.ports())?)
+}
+
+/// Searches for each size and loss, and adds a row to `rows` as soon as there is one.
+fn search_all(
+    args: &PktgenArgs,
+    running: &mut Running,
+    interrupted: &Arc<AtomicBool>,
+    progress: &Progress,
+    rows: &mut Vec<Row>,
 ) -> Result<(), Failure> {
     let frames = if args.frame.is_empty() { &FRAMES[..] } else { &args.frame };
     let mut losses: Vec<f64> = args.loss.iter().map(|percent| percent / 100.0).collect();
@@ -156,14 +195,11 @@ pub(super) fn run(
     }
     let resolution = args.resolution.unwrap_or(RESOLUTION) / 100.0;
     let duration = args.run.duration.unwrap_or(DURATION);
-    let progress = Progress::visible();
-    let mut reporter = Reporter::new(&running);
-    interfaces.begin(&running);
+    let mut reporter = Reporter::new(running);
     let mut tick = |running: &mut Running| {
         running.tend();
         !interrupted.load(Ordering::Relaxed)
     };
-    let mut rows = Vec::new();
     let steps =
         |rate: f64| expected_trials(&SearchOptions { losses: Vec::new(), max_rate: rate, resolution });
     progress.begin(frames.len() * (steps(1.0) + losses.len() - 1));
@@ -193,25 +229,7 @@ pub(super) fn run(
         // Searches for less loss share their trials: the bar goes by sizes.
         progress.at((index + 1) * (steps(1.0) + losses.len() - 1));
     }
-    progress.end();
-    let compared = interfaces.compare(&running);
-    let unfinished = running.stop();
-    match args.run.format {
-        Format::Json => tell(args, &End { report: "final", interfaces: &compared, unfinished })?,
-        Format::Table => {
-            write(&table(&rows, duration))?;
-            compared.iter().filter_map(Compared::difference).for_each(|difference| say(&difference));
-        }
-    }
-    if let Some(path) = &args.plot {
-        let points: Vec<_> = rows
-            .iter()
-            .map(|row| Point { frame: row.frame, loss: row.loss, mpps: row.mpps.unwrap_or(0.0) })
-            .collect();
-        throughput_plot::draw(&points, path)?;
-        say(&format!("drawn: {}", path.display()));
-    }
-    Ok(ended(StoppedBy::Count, unfinished, running.ports())?)
+    Ok(())
 }
 
 /// Writes an object, where that is the format.
