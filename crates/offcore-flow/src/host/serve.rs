@@ -72,9 +72,8 @@ use waking::Waking;
 
 /// How often the kernel is asked what there is, in microseconds.
 const LOOK: u64 = 1000;
-/// Applications, at most, and those of one user.
-const APPLICATIONS: usize = 128;
-const APPLICATIONS_OF_USER: usize = 64;
+/// Most applications of a user. The limit is lower with many users, so that none takes the places of another.
+const APPLICATIONS_OF_USER: usize = 1024;
 
 /// Whom a server serves, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]

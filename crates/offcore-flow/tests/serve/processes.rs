@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use crate::process::{
     Process, bind, bits, connect_to, greet, hear, knock, knock_as, listen, receive, send_with,
 };
-use crate::setup::{path, serve, serve_also, world, world_of_few};
+use crate::setup::{path, serve, serve_also, world, world_of_few, world_of_small};
 use crate::world::World;
 
 #[test]
@@ -270,6 +270,21 @@ fn many_may_begin_at_once() {
     let late = knock(&path);
     world.run(0.1);
     assert!(gone(&&silent[0]) && !gone(&&late), "it has been silent for long");
+}
+
+#[test]
+fn a_user_has_hundreds_of_applications() {
+    let (mut world, path) = world_of_small(4 << 20);
+    let processes: Vec<_> = (0..300).map(|_| Process::attach(&mut world, &path)).collect();
+    assert_eq!(world.app.counts().applications, 300);
+    // Events name the application that they are of.
+    let listeners: Vec<_> =
+        processes.iter().zip(8000..).map(|(process, port)| process.listen(&mut world, port, 1)).collect();
+    for (number, port) in [(44, 8044), (299, 8299)] {
+        world.connect(port);
+        world.run(0.1);
+        assert!(processes[number].accept(&listeners[number]).is_some(), "{number}");
+    }
 }
 
 #[test]

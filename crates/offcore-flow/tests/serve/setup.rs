@@ -37,6 +37,13 @@ pub(crate) fn world_of_few(connections: usize) -> (World<Serve>, PathBuf) {
     (World::new(open(config).unwrap(), Config::default()), path)
 }
 
+/// A stack whose applications have little memory, and a peer.
+pub(crate) fn world_of_small(memory: usize) -> (World<Serve>, PathBuf) {
+    let path = path();
+    let config = ServeConfig { path: path.clone(), allow: Vec::new(), memory, connections: 16 };
+    (World::new(open(config).unwrap(), Config::default()), path)
+}
+
 /// A stack that serves, and a peer.
 pub(crate) fn world() -> (World<Serve>, PathBuf) {
     let path = path();

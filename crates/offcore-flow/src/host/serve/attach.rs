@@ -18,9 +18,9 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::application::{Application, Process};
 use super::feed::{Feed, Made, Share};
-use super::key::{Key, Source};
+use super::key::{APPLICATIONS, Key, Source};
 use super::session::number;
-use super::{APPLICATIONS, APPLICATIONS_OF_USER, Guest, Serve, wire};
+use super::{APPLICATIONS_OF_USER, Guest, Serve, wire};
 use crate::host::Calls;
 
 /// Processes of a user that are there and have not said who they are, at most, and for how long one may hold up others, in
@@ -198,8 +198,9 @@ impl Serve {
             return self.refuse_guest(guest, Errno::AGAIN, calls.now);
         }
         if ours || !is_begun {
-            let (all, of_user) = self.feed.count(user);
-            if all >= APPLICATIONS || of_user >= APPLICATIONS_OF_USER {
+            // Root and the stack's own user may attach, too.
+            let most = APPLICATIONS_OF_USER.min(APPLICATIONS / (self.config.allow.len() + 2));
+            if self.feed.count(user) >= most {
                 let error = self.end_oldest_left(user, calls);
                 return self.refuse_guest(guest, error, calls.now);
             }

@@ -65,10 +65,9 @@ impl Feed {
         self.made.try_recv().ok()
     }
 
-    /// How many applications' memory there is, and of one user's: what is being made or unmapped, too.
-    pub(super) fn count(&self, user: u32) -> (usize, usize) {
-        let count = |share: &Arc<()>| Arc::strong_count(share) - 1;
-        (self.shares.values().map(count).sum(), self.shares.get(&user).map_or(0, count))
+    /// How many applications of a user have memory, including memory that is being made or unmapped.
+    pub(super) fn count(&self, user: u32) -> usize {
+        self.shares.get(&user).map_or(0, |share| Arc::strong_count(share) - 1)
     }
 
     /// Has memory of a new application made, of so many bytes at most.

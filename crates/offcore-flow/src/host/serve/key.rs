@@ -9,6 +9,9 @@ use rustix::io::Errno;
 /// Events that are taken at a time.
 pub(super) const AT_ONCE: usize = 64;
 
+/// Applications that can be told apart.
+pub(super) const APPLICATIONS: usize = 1 << 12;
+
 /// What a descriptor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -51,8 +54,8 @@ const SOURCES: [Source; 10] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     pub(super) source: Source,
-    /// Number of the application.
-    pub(super) app: u8,
+    /// Number of the application, below [`APPLICATIONS`].
+    pub(super) app: u16,
     /// Number of the process or session in it.
     pub(super) number: u32,
     pub(super) generation: u32,
@@ -60,19 +63,19 @@ pub(super) struct Key {
 
 impl Key {
     pub(super) fn new(source: Source, app: usize, number: u32, generation: u32) -> Self {
-        Self { source, app: app as u8, number, generation }
+        Self { source, app: app as u16, number, generation }
     }
 
     fn word(self) -> u64 {
-        let high = (self.source as u64) << 24 | u64::from(self.app) << 16 | u64::from(self.number & 0xffff);
+        let high = (self.source as u64) << 28 | u64::from(self.app) << 16 | u64::from(self.number & 0xffff);
         high << 32 | u64::from(self.generation)
     }
 
     fn from_word(word: u64) -> Self {
         let high = word >> 32;
         Self {
-            source: SOURCES[(high >> 24) as usize % SOURCES.len()],
-            app: (high >> 16) as u8,
+            source: SOURCES[(high >> 28) as usize % SOURCES.len()],
+            app: (high >> 16) as u16 % APPLICATIONS as u16,
             number: high as u32 & 0xffff,
             generation: word as u32,
         }
@@ -136,7 +139,7 @@ mod tests {
     fn keys_are_read_as_they_were_written() {
         for (at, source) in SOURCES.into_iter().enumerate() {
             assert_eq!(source as usize, at);
-            for (app, number, generation) in [(0, 0, 0), (127, 65_535, u32::MAX), (1, 2, 3)] {
+            for (app, number, generation) in [(0, 0, 0), (APPLICATIONS - 1, 65_535, u32::MAX), (1, 2, 3)] {
                 let key = Key::new(source, app, number, generation);
                 assert_eq!(Key::from_word(key.word()), key);
             }
