@@ -30,7 +30,7 @@ fn number(error: Errno) -> u32 {
 }
 
 /// What asks for a datagram socket with this peer.
-fn joined(peer: &str) -> Question {
+pub(crate) fn joined(peer: &str) -> Question {
     let mut question = Question::new(Call::Connect, NONE, DATAGRAM);
     (question.local, question.remote) = (Some(address("0.0.0.0:0")), Some(address(peer)));
     question

@@ -4,9 +4,12 @@ use std::sync::atomic::Ordering;
 
 use offcore_flow::host::serve::Serve;
 use rustix::event::PollFlags as Bits;
+use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 
-use crate::process::End;
+use crate::datagrams::joined;
+use crate::process::{End, Process, bind};
+use crate::setup::world;
 use crate::streams::accepted;
 use crate::world::{Client, World};
 
@@ -38,6 +41,28 @@ fn it_lies_behind_what_the_library_has_written() {
     world.connect(80);
     world.run(0.1);
     assert!(process.accept(&listener).is_some());
+}
+
+#[test]
+fn raw_writes_to_a_datagram_socket_go_to_its_peer() {
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    let end = process.open(&mut world, &joined("10.0.0.2:9001")).unwrap();
+    // Nothing listens at the peer's port, which it says; before that, both hosts resolve each other's address.
+    for _ in 0..2 {
+        assert_eq!(raw(&end, b"metric:1|c\0"), 11);
+        world.run(2.0);
+    }
+    assert_eq!(end.slot().identity.take_failure(), Some(Errno::CONNREFUSED.raw_os_error() as u32));
+    let long = vec![0; 1400];
+    assert_eq!(raw(&end, &long), long.len());
+    world.run(0.1);
+    assert_eq!((world.app.counts().relayed, world.app.counts().unsent), (1422, 0));
+    // Without a peer there is nowhere to send to.
+    let lone = process.open(&mut world, &bind(2, "10.0.0.1:53".parse().unwrap())).unwrap();
+    assert_eq!(raw(&lone, b"lost"), 4);
+    world.run(0.1);
+    assert_eq!((world.app.counts().relayed, world.app.counts().unsent), (1422, 4));
 }
 
 #[test]

@@ -6,16 +6,22 @@
 //! count; an application that counts wrongly spoils its own stream. The first byte of the pair has been looked at: it stays
 //! there, so that our end closes over it.
 //!
+//! Of a datagram socket that has a peer, it is sent to the peer, as one datagram: a write, mostly. The pair is a stream, so that
+//! writes that come before the stack looks are one datagram, too.
+//!
 //! What is written lies behind what the library has written before. For that the stack takes the application's lock, if nobody
 //! has it: it never waits for one.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
+use offcore_session::Memory;
 use offcore_session::app::Turn;
 use offcore_session::control::{Owner, Processes};
+use offcore_session::datagram::{HEADER_LEN, Header, More, record_len};
 use offcore_session::slot::{Slot, state, wish};
 use offcore_stats::tsc;
 use offcore_tcp::proto::ConnId;
@@ -28,14 +34,17 @@ use super::{Serve, pair};
 use crate::host::Calls;
 
 /// Bytes that are looked at at once, and those of a closed session that are looked at before it is its application's turn.
-const CHUNK: usize = 2048;
+const CHUNK: usize = 4096;
 const FEW: u64 = 64;
 /// How long a session whose application is gone waits for room, in microseconds.
 const LAST: u64 = 60_000_000;
 
 /// Where the bytes go.
+#[derive(Clone, Copy)]
 enum To {
     Stream(ConnId),
+    /// The peer of a datagram socket.
+    Peer(ConnId, SocketAddr),
     /// It is being connected.
     Later,
     /// It has no stream that they could be sent by.
@@ -59,8 +68,36 @@ fn to(session: &Session, slot: &Slot) -> To {
         What::Stream(_) if ended => To::Nowhere,
         What::Stream(conn) if slot.state() == state::OPEN => To::Stream(conn),
         What::Stream(_) => To::Later,
+        What::Datagrams(conn) if !ended => peer(slot).map_or(To::Nowhere, |peer| To::Peer(conn, peer)),
         _ => To::Nowhere,
     }
+}
+
+/// The peer of a datagram socket. It lies in memory of the application, which may send to any peer.
+fn peer(slot: &Slot) -> Option<SocketAddr> {
+    let identity = &slot.identity;
+    let port = (identity.ports.load(Ordering::Relaxed) >> 16) as u16;
+    let words = identity.remote.each_ref().map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
+    let ip = match identity.family.load(Ordering::Relaxed) {
+        6 => IpAddr::V6(Ipv6Addr::from(*words.as_flattened().first_chunk()?)),
+        _ => IpAddr::V4(Ipv4Addr::from(words[0])),
+    };
+    (port != 0).then_some(SocketAddr::new(ip, port))
+}
+
+/// Writes a datagram as a whole: how much of it, which is all or nothing.
+fn write_datagram(turn: &Turn<Arc<Memory>>, peer: SocketAddr, data: &[u8]) -> usize {
+    let local = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let len = data.len() as u16;
+    let mut record = [0; HEADER_LEN + CHUNK];
+    let record = &mut record[..record_len(len)];
+    record[..HEADER_LEN].copy_from_slice(&Header { len, peer, local, more: More::default() }.to_bytes()); // copy-ok: a header
+    // copy-ok: what came by the pair
+    record[HEADER_LEN..][..data.len()].copy_from_slice(data);
+    let Some(claim) = turn.claim(record.len(), record.len()) else { return 0 };
+    turn.cut(claim, 0);
+    turn.write(record);
+    data.len()
 }
 
 /// Who has a lock.
@@ -219,13 +256,17 @@ impl Serve {
                 session.woke(from);
                 (bytes.len(), 0)
             }
-            To::Stream(conn) => {
+            to @ (To::Stream(conn) | To::Peer(conn, _)) => {
                 let Some(lock) = Held::new(&slot.wishes.writing, processes) else { return Relayed::Waits };
                 let Some(turn) = Turn::new(memory, session.place, false) else { return Relayed::All };
-                let mut done = turn.write(&sorted.data);
+                let write = || match to {
+                    To::Peer(_, peer) => write_datagram(&turn, peer, &sorted.data),
+                    _ => turn.write(&sorted.data),
+                };
+                let mut done = write();
                 if done == 0 {
                     calls.stack.want_room(conn);
-                    done = turn.write(&sorted.data);
+                    done = write();
                 }
                 drop((turn, lock));
                 let Some(last) = done.checked_sub(1) else { return Relayed::Waits };
@@ -245,7 +286,7 @@ impl Serve {
             tracing::warn!(
                 application = app,
                 session = number,
-                "what was written to a descriptor without the library is lost: it is no open stream"
+                "what was written to a descriptor without the library is lost: it is neither an open stream nor a datagram socket with a peer"
             );
         }
         self.look_at(app, number, calls);
