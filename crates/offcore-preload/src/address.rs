@@ -164,8 +164,8 @@ pub(crate) fn of(slot: &Slot, end: End) -> SocketAddr {
     SocketAddr::new(ip, port)
 }
 
-/// Binds a socket of the kernel's.
-pub(crate) fn bind(fd: c_int, address: SocketAddr) -> Result<(), Errno> {
+/// Connects a socket of the kernel's.
+pub(crate) fn connect(fd: c_int, address: SocketAddr) -> Result<(), Errno> {
     // SAFETY: a structure of numbers.
     let mut storage: sockaddr_storage = unsafe { mem::zeroed() };
     let mut len = size_of::<sockaddr_storage>() as socklen_t;
@@ -173,8 +173,7 @@ pub(crate) fn bind(fd: c_int, address: SocketAddr) -> Result<(), Errno> {
     unsafe { write(address, false, (&raw mut storage).cast(), &raw mut len) };
     let args = [fd as usize, &raw const storage as usize, len as usize, 0, 0, 0];
     // SAFETY: an address that lives until the call returns.
-    let bound = unsafe { sys::call(libc::SYS_bind, args) };
-    if bound < 0 { Err(-bound as Errno) } else { Ok(()) }
+    sys::result(unsafe { sys::call(libc::SYS_connect, args) }).map(drop)
 }
 
 /// The address that a socket of the kernel's has.

@@ -6,7 +6,8 @@ use offcore_session::message::{Call, NONE, Question};
 
 use crate::environment;
 use crate::link;
-use crate::session;
+use crate::listeners;
+use crate::session::{self, Session};
 use crate::sys;
 use crate::table::{self, Entry, Kind};
 
@@ -18,13 +19,19 @@ pub(crate) fn adopt(fd: c_int) {
         return;
     }
     if let Ok((answer, received)) = link::ask(&Question::new(Call::Adopt, NONE, 0), &[fd]) {
-        received.close();
         let entry = Entry::session(Kind::Stream, false, answer.session);
         table::set(fd, Some(entry));
         // Which of both kinds, and what its program calls its addresses, lies in the slot.
         if let Some(session) = session::get(fd) {
-            table::set(fd, Some(session.as_it_is()));
+            let session = Session { entry: session.as_it_is(), ..session };
+            table::set(fd, Some(session.entry));
+            if let [kernel] = *received.as_slice()
+                && let Ok(kernel) = link::far(kernel)
+            {
+                listeners::keep(&session, kernel);
+            }
         }
+        received.close();
     }
 }
 

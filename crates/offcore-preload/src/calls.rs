@@ -4,6 +4,7 @@ mod descriptors;
 mod duplicates;
 mod execute;
 mod make;
+mod names;
 mod number;
 mod polling;
 mod receive;

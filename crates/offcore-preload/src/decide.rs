@@ -9,12 +9,14 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use offcore_session::message::{Call, NONE, ONLY_V6, Question, SHARE_ADDRESS, SHARE_PORT, Session as Where};
-use offcore_session::slot::{state, wish};
+use offcore_session::slot::{Slot, state, wish};
 
 use crate::address;
 use crate::datagram_options;
+use crate::environment;
 use crate::explain::{self, Goes};
 use crate::link;
+use crate::listeners;
 use crate::polled;
 use crate::rules;
 use crate::session::{self, Session};
@@ -22,26 +24,31 @@ use crate::stream_options;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, Kind, open};
 
-/// Why a socket stays with the kernel that would be the stack's.
+/// Why a socket that would be the stack's is not.
 const NO_STACK: &str = "the stack cannot be reached";
 
 /// `linux/in6.h`, which the crate libc lacks.
 const IPV6_FREEBIND: c_int = 78;
 
 /// Remembers a new socket of the kernel's, if it may become a session.
-pub(crate) fn opened(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
+///
+/// # Errors
+/// `EMFILE`: the table has no room for that descriptor.
+pub(crate) fn opened(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) -> Result<(), Errno> {
     static NUMBER: AtomicU32 = AtomicU32::new(1);
     let is_ip = matches!(domain, libc::AF_INET | libc::AF_INET6);
     let kind = match (kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK), protocol) {
         // On the stack MPTCP is plain TCP, to which it falls back on Linux.
         (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP | libc::IPPROTO_MPTCP) => Kind::OpenStream,
         (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => Kind::OpenDatagrams,
-        _ => return,
+        _ => return Ok(()),
     };
-    if is_ip && link::is_used() {
-        let place = NUMBER.fetch_add(1, Ordering::Relaxed);
-        table::set(fd, Some(Entry { kind, v6: domain == libc::AF_INET6, generation: 0, place }));
+    if !is_ip || !link::is_used() {
+        return Ok(());
     }
+    let place = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let known = table::set(fd, Some(Entry { kind, v6: domain == libc::AF_INET6, generation: 0, place }));
+    if known || environment::falls_back() { Ok(()) } else { Err(libc::EMFILE) }
 }
 
 /// The program has set an option of a socket.
@@ -71,8 +78,13 @@ fn descriptors(fd: c_int, entry: Entry) -> impl Iterator<Item = c_int> {
     core::iter::once(fd).chain(all.filter_map(same))
 }
 
-/// Puts a session's end in the place of a socket that was not decided.
-fn become_session(fd: c_int, entry: Entry, (found, end): (Where, c_int)) -> Result<Session, Errno> {
+/// Puts a session's end in the place of an undecided socket. `listens`: keep its epoll registrations.
+fn become_session(
+    fd: c_int,
+    entry: Entry,
+    listens: bool,
+    (found, end): (Where, c_int),
+) -> Result<Session, Errno> {
     let kind = if entry.kind == Kind::OpenStream { Kind::Stream } else { Kind::Datagrams };
     let new = Entry::session(kind, entry.v6, found);
     // A stream without options has the stack's.
@@ -86,7 +98,7 @@ fn become_session(fd: c_int, entry: Entry, (found, end): (Where, c_int)) -> Resu
     for fd in descriptors(fd, entry) {
         let cloexec = sys::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0) as c_int & libc::FD_CLOEXEC;
         let flags = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
-        polled::carry_over(fd, || {
+        polled::carry_over(fd, listens, || {
             if sys::dup3(end, fd, flags).is_ok() {
                 table::set(fd, Some(new));
             }
@@ -214,7 +226,7 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
     let any = ip.is_unspecified();
     // A rule can name a datagram socket at all addresses.
     let ours = any && entry.kind == Kind::OpenDatagrams && rules::may_listen(entry.kind, to.port());
-    if !ours && (any || ip.is_loopback() || ip.is_multicast() || rules::is_kernels(ip)) {
+    if !ours && (any || ip.is_loopback() || ip.is_multicast() || rules::is_kernels(ip)?) {
         if !any {
             let why = if ip.is_loopback() || ip.is_multicast() { rules::NEVER } else { rules::KERNELS };
             explain::say("bind", entry.kind, to, Goes::Kernel(why));
@@ -225,8 +237,13 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
         return Ok(Decided::Kernel);
     }
     if entry.kind == Kind::OpenStream {
-        if rules::named(entry.kind, to.port()).unwrap_or(true) && is_stacks(ip) {
-            allow_any_address(fd);
+        if rules::named(entry.kind, to.port()).unwrap_or(true) {
+            match can_bind(SocketAddr::new(ip, 0)) {
+                Ok(()) => allow_any_address(fd),
+                // The kernel says so in its own words.
+                Err(libc::EADDRNOTAVAIL) => {}
+                Err(error) => return no_stack("bind", fd, entry, to, error),
+            }
         }
         return Ok(Decided::Kernel);
     }
@@ -235,7 +252,7 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
     match ask_session(fd, &question, &[]) {
         Ok(found) => {
             explain::say("bind", entry.kind, to, Goes::Stack);
-            become_session(fd, entry, found).map(Decided::Session)
+            become_session(fd, entry, false, found).map(Decided::Session)
         }
         // Then it is nobody's, which the kernel says in its own words.
         Err(libc::EADDRNOTAVAIL) => {
@@ -243,7 +260,7 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
             leave(fd, entry);
             Ok(Decided::Kernel)
         }
-        Err(error) => Err(error),
+        Err(error) => no_stack("bind", fd, entry, to, error),
     }
 }
 
@@ -257,20 +274,32 @@ fn kind_of_datagrams(fd: c_int, entry: Entry) -> u32 {
         | only_v6
 }
 
-/// Whether an address is one of the stack's: then a session can be bound to it.
-fn is_stacks(ip: IpAddr) -> bool {
-    can_bind(SocketAddr::new(ip, 0))
+/// Handles a refusal by the stack, or a stack that cannot be reached (`ENETDOWN`). The call fails, except with
+/// `--fallback kernel`.
+fn no_stack(call: &str, fd: c_int, entry: Entry, to: SocketAddr, error: Errno) -> Result<Decided, Errno> {
+    if error != libc::ENETDOWN {
+        return Err(error);
+    }
+    if !environment::falls_back() {
+        explain::say(call, entry.kind, to, Goes::Nowhere(NO_STACK));
+        return Err(error);
+    }
+    explain::say(call, entry.kind, to, Goes::Kernel(NO_STACK));
+    leave(fd, entry);
+    Ok(Decided::Kernel)
 }
 
-/// Whether a session could be bound to an address. The stack first lets go of what was closed there.
-fn can_bind(to: SocketAddr) -> bool {
+/// Asks the stack to bind a session to an address, and drops that session. The stack first releases closed sessions there.
+///
+/// # Errors
+/// The stack's; `EADDRNOTAVAIL` for an address that is not the stack's.
+fn can_bind(to: SocketAddr) -> Result<(), Errno> {
     let mut question = Question::new(Call::Bind, NONE, libc::SOCK_STREAM as u32);
     question.local = Some(to);
-    link::ask(&question, &[]).is_ok_and(|(_, received)| {
-        received.close();
-        link::look();
-        true
-    })
+    let (_, received) = link::ask(&question, &[])?;
+    received.close();
+    link::look();
+    Ok(())
 }
 
 /// Has the stack let go of an address that a socket, which is not decided, cannot have: whether it was asked.
@@ -279,7 +308,7 @@ pub(crate) fn release(fd: c_int, to: SocketAddr) -> bool {
         table::get(fd).is_some_and(|entry| matches!(entry.kind, Kind::OpenStream | Kind::OpenDatagrams));
     let asked = open && to.port() != 0 && link::is_linked();
     if asked {
-        can_bind(to);
+        let _ = can_bind(to);
     }
     asked
 }
@@ -303,23 +332,20 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
     let any = local.ip().is_unspecified();
     let kept = match rules::may_listen(entry.kind, local.port()) {
         false => Some(rules::NOT_NAMED),
-        true => (!any && rules::is_kernels(local.ip())).then_some(rules::KERNELS),
+        true => (!any && rules::is_kernels(local.ip())?).then_some(rules::KERNELS),
     };
     if let Some(why) = kept {
         explain::say("listen", entry.kind, local, Goes::Kernel(why));
         leave(fd, entry);
         return Ok(Decided::Kernel);
     }
-    let share = sys::int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT) != 0;
-    let only_v6 = entry.v6 && sys::int_option(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != 0;
-    let bit = |bit, on| if on { bit } else { 0 };
-    let value = backlog_of(backlog) | bit(SHARE_PORT, share) | bit(ONLY_V6, only_v6);
-    let mut question = Question::new(Call::Listen, NONE, value);
-    question.local = Some(local);
-    match ask_session(fd, &question, &[fd]) {
+    match ask_listener(fd, entry.v6, local, backlog) {
         Ok(found) => {
             explain::say("listen", entry.kind, local, if any { Goes::Both } else { Goes::Stack });
-            become_session(fd, entry, found).map(Decided::Session)
+            let kernel = link::far(fd);
+            let session = become_session(fd, entry, true, found)?;
+            let _ = kernel.map(|kernel| listeners::keep(&session, kernel));
+            Ok(Decided::Session(session))
         }
         // IP_FREEBIND: the address may become the kernel's later.
         Err(libc::EADDRNOTAVAIL) => {
@@ -327,14 +353,58 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
             leave(fd, entry);
             Ok(Decided::Kernel)
         }
-        // Without a stack the kernel's listener is what there is.
-        Err(libc::ENETDOWN | libc::ECONNREFUSED | libc::ENOENT | libc::EACCES) => {
-            explain::say("listen", entry.kind, local, Goes::Kernel(NO_STACK));
-            leave(fd, entry);
-            Ok(Decided::Kernel)
-        }
-        Err(error) => Err(error),
+        Err(error) => no_stack("listen", fd, entry, local, error).inspect_err(|_| {
+            // The kernel listens already: it stops, and keeps the address.
+            let _ = sys::shutdown(fd, libc::SHUT_RD);
+        }),
     }
+}
+
+/// Asks for a listener. The kernel's socket listens already, and is passed to the stack.
+fn ask_listener(kernel: c_int, v6: bool, local: SocketAddr, backlog: c_int) -> Result<(Where, c_int), Errno> {
+    let share = sys::int_option(kernel, libc::SOL_SOCKET, libc::SO_REUSEPORT) != 0;
+    let only_v6 = v6 && sys::int_option(kernel, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != 0;
+    let bit = |bit, on| if on { bit } else { 0 };
+    let value = backlog_of(backlog) | bit(SHARE_PORT, share) | bit(ONLY_V6, only_v6);
+    let mut question = Question::new(Call::Listen, NONE, value);
+    question.local = Some(local);
+    ask_session(kernel, &question, &[kernel])
+}
+
+/// Asks another stack for a listener, with the address, options and backlog of the kernel's socket.
+///
+/// # Errors
+/// The stack's.
+pub(crate) fn listen_again(kernel: c_int, v6: bool) -> Result<(Where, c_int), Errno> {
+    let local = address::of_kernel(kernel).ok_or(libc::EADDRNOTAVAIL)?;
+    // `struct tcp_info` begins with 8 bytes and 6 numbers; of a listener, the last of these is the backlog.
+    let info = sys::socket_option(kernel, libc::IPPROTO_TCP, libc::TCP_INFO, [0u32; 8]);
+    let backlog = info.map_or(libc::SOMAXCONN, |info| info[7] as c_int);
+    let (found, end) = ask_listener(kernel, v6, local, backlog)?;
+    explain::say(
+        "listen",
+        Kind::OpenStream,
+        local,
+        if local.ip().is_unspecified() { Goes::Both } else { Goes::Stack },
+    );
+    copy_times(kernel, end);
+    Ok((found, end))
+}
+
+/// Copies the options of a listener of a dead stack.
+pub(crate) fn inherit(session: &Session, old: &Slot) {
+    session.slot.kept.inherit(&old.kept);
+    let (from, to) = (&old.wishes, &session.slot.wishes);
+    for (from, to) in [
+        (&from.options, &to.options),
+        (&from.keep_idle, &to.keep_idle),
+        (&from.keep_interval, &to.keep_interval),
+        (&from.keep_count, &to.keep_count),
+        (&from.told, &to.told),
+    ] {
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+    session.mark();
 }
 
 /// A backlog as programs give it.
@@ -357,7 +427,7 @@ pub(crate) fn send(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
 fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Errno> {
     let name = if call == Call::Connect { "connect" } else { "send" };
     let say = |goes| explain::say(name, entry.kind, to, goes);
-    if let Some(why) = rules::keeps(entry.kind, to) {
+    if let Some(why) = rules::keeps(entry.kind, to)? {
         say(Goes::Kernel(why));
         leave(fd, entry);
         return Ok(Decided::Kernel);
@@ -380,7 +450,7 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
     match ask_session(fd, &question, &[]) {
         Ok(found) => {
             say(Goes::Stack);
-            become_session(fd, entry, found).map(Decided::Session)
+            become_session(fd, entry, false, found).map(Decided::Session)
         }
         Err(libc::EOPNOTSUPP) => {
             say(Goes::Kernel("by loopback: an address of the stack's own"));
@@ -391,15 +461,12 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
             };
             Ok(Decided::Loopback(SocketAddr::new(here, to.port())))
         }
-        Err(
-            error @ (libc::ENETUNREACH | libc::ENETDOWN | libc::ECONNREFUSED | libc::ENOENT | libc::EACCES),
-        ) => {
-            let no_way = error == libc::ENETUNREACH;
-            say(Goes::Kernel(if no_way { "the stack has no way there" } else { NO_STACK }));
+        Err(libc::ENETUNREACH) => {
+            say(Goes::Kernel("the stack has no way there"));
             leave(fd, entry);
             Ok(Decided::Kernel)
         }
-        Err(error) => Err(error),
+        Err(error) => no_stack(name, fd, entry, to, error),
     }
 }
 
@@ -473,7 +540,7 @@ pub(crate) fn reopen(session: &Session) -> Result<Entry, Errno> {
         let _ = unsafe { sys::setsockopt(new, level, name, (&raw const on).cast(), size_of::<c_int>()) };
     }
     stream_options::give_back(session.slot, new);
-    opened(new, family, libc::SOCK_STREAM, 0);
+    let _ = opened(new, family, libc::SOCK_STREAM, 0);
     let mut entry = table::get(new).ok_or(libc::EMFILE)?;
     entry.generation = open::SHARED | open::SET;
     table::set(new, None);

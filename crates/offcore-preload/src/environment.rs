@@ -7,38 +7,46 @@
 //! | `OFFCORE_ONLY` | what goes to the stack: see [`crate::rules`] |
 //! | `OFFCORE_STDERR` | device and inode of the command's own standard error, the only file that is written to: see [`crate::report`] |
 //! | `OFFCORE_EXPLAIN` | `1`: each decision is told there: see [`crate::explain`] |
-//! | `LD_PRELOAD` | this library |
+//! | `OFFCORE_FALLBACK` | `kernel`: a socket uses the kernel's network if the stack cannot be reached; otherwise its call fails |
+//! | `OFFCORE_ON_LOSS` | `exit`: a program that has listeners ends when the stack is gone |
+//! | `OFFCORE_LIBRARY` | path of this library |
+//! | `LD_PRELOAD` | this library, and what the program preloads |
 //!
 //! The library has copies of its own: programs overwrite their environment with their title.
 
 use core::cell::UnsafeCell;
-use core::ffi::{CStr, c_char};
+use core::ffi::{CStr, c_char, c_int};
 use core::ptr;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use offcore_session::message::KEY as KEY_LEN;
 
-use crate::sys;
+use crate::sys::{self, Errno};
 
 /// What an application is known by to the stack.
 pub(crate) type Key = [u8; KEY_LEN];
 
 /// `NAME=` of each variable.
-const NAMES: [&[u8]; 6] = [
+const NAMES: [&[u8]; 8] = [
     b"OFFCORE_STACK=",
     b"OFFCORE_KEY=",
     b"OFFCORE_ONLY=",
     b"OFFCORE_EXPLAIN=",
     b"OFFCORE_STDERR=",
-    b"LD_PRELOAD=",
+    b"OFFCORE_FALLBACK=",
+    b"OFFCORE_ON_LOSS=",
+    b"OFFCORE_LIBRARY=",
 ];
 const STACK: usize = 0;
 const KEY: usize = 1;
 const ONLY: usize = 2;
 const EXPLAIN: usize = 3;
 const STDERR: usize = 4;
-/// So many are nobody else's, whatever a program says.
-const OWN: usize = 5;
+const FALLBACK: usize = 5;
+const ON_LOSS: usize = 6;
+const LIBRARY: usize = 7;
+/// The variable of the dynamic linker.
+const PRELOAD: &[u8] = b"LD_PRELOAD=";
 /// Bytes of a variable, name and null included: those of a path, at most.
 const LONGEST: usize = 4096;
 
@@ -133,6 +141,16 @@ pub(crate) fn only() -> &'static [u8] {
     value(ONLY)
 }
 
+/// Whether a socket uses the kernel's network if the stack cannot be reached.
+pub(crate) fn falls_back() -> bool {
+    value(FALLBACK) == b"kernel"
+}
+
+/// Whether a program that has listeners ends when the stack is gone.
+pub(crate) fn exits_on_loss() -> bool {
+    value(ON_LOSS) == b"exit"
+}
+
 /// Whether each decision is told.
 pub(crate) fn explains() -> bool {
     value(EXPLAIN) == b"1"
@@ -172,51 +190,219 @@ pub(crate) fn set_key(key: &Key) {
     OURS[KEY].set(&variable);
 }
 
-/// An environment that has our variables.
-pub(crate) struct Environment {
-    list: *const *mut c_char,
-    /// Bytes that were mapped for it.
-    mapped: usize,
+/// Variables that fit into [`Room`]. More of them need a mapping.
+const FEW: usize = 512;
+
+/// Room for an environment on the caller's stack.
+///
+/// A `vfork` child shares its parent's memory. A mapping that it makes would stay in the parent.
+struct Room {
+    list: [*mut c_char; FEW],
+    preload: [u8; LONGEST],
 }
 
-impl Environment {
-    /// `given`, with our variables: the library among those that are preloaded is the program's to say, if it says any.
-    ///
-    /// # Safety
-    /// `given` is null, or a list of strings that ends with a null.
-    pub(crate) unsafe fn with_ours(given: *const *const c_char) -> Self {
-        let given = given.cast::<*mut c_char>();
-        // SAFETY: the caller's promise, here and below.
-        let theirs = || unsafe { list(given) };
-        // SAFETY: one of its strings.
-        let is = |variable: &*mut c_char, name: &[u8]| unsafe { bytes(*variable) }.starts_with(name);
-        let len = (theirs().count() + NAMES.len() + 1) * size_of::<*mut c_char>();
-        let mapped = if stack().is_empty() { Err(libc::ENOENT) } else { sys::map(-1, len, true) };
-        let Ok(address) = mapped else { return Self { list: given, mapped: 0 } };
-        let to = address.cast::<*mut c_char>();
-        let replaced = |variable: &*mut c_char| NAMES[..OWN].iter().any(|name| is(variable, name));
-        let ours = OURS.iter().zip(NAMES).filter(|(variable, name)| {
-            let given = !NAMES[..OWN].contains(name) && theirs().any(|variable| is(&variable, name));
-            !variable.bytes().is_empty() && !given
-        });
-        let ours = ours.map(|(variable, _)| variable.bytes.get().cast::<c_char>());
-        for (at, variable) in theirs().filter(|variable| !replaced(variable)).chain(ours).enumerate() {
-            // SAFETY: there is room for all of them and a null, which is there already.
-            unsafe { to.add(at).write(variable) };
-        }
-        Self { list: to, mapped: len }
+/// Calls `execute` with `given` and our variables. The program preloads this library, and behind it what `given` preloads.
+///
+/// # Errors
+/// `ENOMEM`.
+///
+/// # Safety
+/// `given` is null, or a list of strings that ends with a null.
+pub(crate) unsafe fn with_ours<T>(
+    given: *const *const c_char,
+    execute: impl FnOnce(*const *const c_char) -> T,
+) -> Result<T, Errno> {
+    // SAFETY: the caller's promise.
+    if stack().is_empty() || unsafe { has_ours(given) } {
+        return Ok(execute(given));
     }
+    // SAFETY: the caller's promise, here and below.
+    let count = unsafe { list(given.cast()) }.count() + NAMES.len() + 2;
+    // SAFETY: as above.
+    let preload = unsafe { preload_of(given) };
+    let preload_len = PRELOAD.len() + library().len() + preload.map_or(0, |given| given.len() + 1) + 1;
+    if count <= FEW && preload_len <= LONGEST {
+        let mut room = Room { list: [ptr::null_mut(); FEW], preload: [0; LONGEST] };
+        // SAFETY: there is room for all variables and a null, and for the libraries.
+        unsafe { write(given, room.list.as_mut_ptr(), room.preload.as_mut_ptr()) };
+        return Ok(execute(room.list.as_ptr().cast()));
+    }
+    let list_len = count * size_of::<*mut c_char>();
+    let mapped = sys::map(-1, list_len + preload_len, true)?;
+    // SAFETY: as above; the libraries are behind the list.
+    unsafe { write(given, mapped.cast(), mapped.add(list_len)) };
+    let result = execute(mapped.cast::<*const c_char>());
+    sys::unmap(mapped, list_len + preload_len);
+    Ok(result)
+}
 
-    pub(crate) fn as_ptr(&self) -> *const *const c_char {
-        self.list.cast()
+/// Path of this library.
+fn library() -> &'static [u8] {
+    value(LIBRARY)
+}
+
+/// The `LD_PRELOAD` of an environment. The dynamic linker uses the last one.
+///
+/// # Safety
+/// `given` is null, or a list of strings that ends with a null.
+unsafe fn preload_of<'a>(given: *const *const c_char) -> Option<&'a [u8]> {
+    // SAFETY: the caller's promise.
+    let variables = unsafe { list(given.cast()) }.map(|variable| unsafe { bytes(variable) });
+    variables.filter_map(|variable| variable.strip_prefix(PRELOAD)).last()
+}
+
+/// Whether a list of libraries, separated by colons or spaces, has this one.
+fn has_library(preloaded: &[u8]) -> bool {
+    preloaded.split(|byte| matches!(byte, b':' | b' ')).any(|path| path == library())
+}
+
+/// Whether an environment has all of our variables as they are.
+///
+/// # Safety
+/// `given` is null, or a list of strings that ends with a null.
+unsafe fn has_ours(given: *const *const c_char) -> bool {
+    let has = |ours: &Variable, name: &[u8]| {
+        // SAFETY: the caller's promise.
+        let mut variables = unsafe { list(given.cast()) }.map(|variable| unsafe { bytes(variable) });
+        match ours.bytes() {
+            [] => !variables.any(|variable| variable.starts_with(name)),
+            ours => {
+                let mut same = variables.filter(|variable| variable.starts_with(name));
+                same.next() == Some(ours) && same.next().is_none()
+            }
+        }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { preload_of(given) }.is_some_and(has_library)
+        && OURS.iter().zip(NAMES).all(|(ours, name)| has(ours, name))
+}
+
+/// Writes an environment to `to`: the variables of `given` without ours, then ours. Writes `LD_PRELOAD` to `preload`.
+///
+/// # Safety
+/// `given` is as [`with_ours`] has it. There is room for all variables and a null at `to`, which is all nulls, and for the
+/// libraries at `preload`.
+unsafe fn write(given: *const *const c_char, to: *mut *mut c_char, preload: *mut u8) {
+    // SAFETY: the caller's promise, here and below.
+    let theirs = unsafe { preload_of(given) };
+    let is_ours = |variable: &*mut c_char| {
+        // SAFETY: as above.
+        let variable = unsafe { bytes(*variable) };
+        variable.starts_with(PRELOAD) || NAMES.iter().any(|name| variable.starts_with(name))
+    };
+    let ours = OURS.iter().filter(|ours| !ours.bytes().is_empty());
+    let ours = ours.map(|ours| ours.bytes.get().cast::<c_char>());
+    // SAFETY: as above.
+    let variables = unsafe { list(given.cast()) }.filter(|variable| !is_ours(variable));
+    for (at, variable) in variables.chain(ours).chain([preload.cast::<c_char>()]).enumerate() {
+        // SAFETY: as above.
+        unsafe { to.add(at).write(variable) };
+    }
+    let theirs = theirs.filter(|theirs| !theirs.is_empty());
+    let (library, separator): (&[u8], &[u8]) = match theirs {
+        Some(theirs) if has_library(theirs) => (b"", b""),
+        Some(_) => (library(), b":"),
+        None => (library(), b""),
+    };
+    // SAFETY: as above.
+    unsafe { join(preload, &[PRELOAD, library, separator, theirs.unwrap_or_default()]) };
+}
+
+/// Writes a string of several parts.
+///
+/// # Safety
+/// There is room for them and a null at `to`.
+unsafe fn join(mut to: *mut u8, parts: &[&[u8]]) {
+    for part in parts.iter().copied().chain([&b"\0"[..]]) {
+        // copy-ok: a variable
+        // SAFETY: the caller's promise.
+        unsafe {
+            ptr::copy_nonoverlapping(part.as_ptr(), to, part.len());
+            to = to.add(part.len());
+        }
     }
 }
 
-impl Drop for Environment {
-    /// The program was not executed after all.
-    fn drop(&mut self) {
-        if self.mapped > 0 {
-            sys::unmap(self.list.cast_mut().cast(), self.mapped);
+/// Puts our variables back into the program's own environment. libc's `system` and `popen` use it.
+pub(crate) fn repair() {
+    unsafe extern "C" {
+        static environ: *const *const c_char;
+        fn setenv(name: *const c_char, value: *const c_char, overwrite: c_int) -> c_int;
+    }
+    let set = |variables: *const *const c_char| {
+        // SAFETY: a list of strings that ends with a null.
+        for variable in unsafe { list(variables.cast()) }.map(|variable| unsafe { bytes(variable) }) {
+            let mut name = [0u8; 32];
+            let Some(end) =
+                variable.iter().position(|byte| *byte == b'=').filter(|end| *end < name.len() - 1)
+            else {
+                continue;
+            };
+            if NAMES.contains(&&variable[..=end]) || PRELOAD == &variable[..=end] {
+                name[..end].copy_from_slice(&variable[..end]); // copy-ok: a name
+                // SAFETY: strings that end with a null.
+                unsafe { setenv(name.as_ptr().cast(), variable.as_ptr().add(end + 1).cast(), 1) };
+            }
         }
+    };
+    // SAFETY: libc's variable, and its list.
+    unsafe {
+        if !stack().is_empty() && !has_ours(environ) {
+            let _ = with_ours(environ, set);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may")]
+mod tests {
+    use std::ffi::CString;
+
+    use super::*;
+
+    /// The environment of a program that is executed with these variables.
+    fn executed(given: &[&str]) -> Vec<String> {
+        let strings: Vec<_> = given.iter().map(|variable| CString::new(*variable).unwrap()).collect();
+        let list: Vec<_> = strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect();
+        let read = |environment: *const *const c_char| {
+            // SAFETY: a list of strings that ends with a null.
+            let variables = unsafe { super::list(environment.cast()) };
+            // SAFETY: each is a string that ends with a null.
+            variables
+                .map(|variable| String::from_utf8(unsafe { bytes(variable) }.to_vec()).unwrap())
+                .collect()
+        };
+        // SAFETY: such a list.
+        unsafe { with_ours(list.as_ptr(), read) }.unwrap()
+    }
+
+    #[test]
+    fn executed_programs_get_our_variables() {
+        assert_eq!(executed(&["A=b", "OFFCORE_ONLY=x"]), ["A=b", "OFFCORE_ONLY=x"], "without a stack");
+        for (which, value) in [(STACK, "/s"), (KEY, "00+"), (LIBRARY, "/l.so")] {
+            OURS[which].set(&[NAMES[which], value.as_bytes()].concat());
+        }
+        let ours = ["OFFCORE_STACK=/s", "OFFCORE_KEY=00+", "OFFCORE_LIBRARY=/l.so"];
+        let expected = |theirs: &[&str], preload: &str| {
+            let preload = format!("LD_PRELOAD={preload}");
+            [theirs, &ours, &[preload.as_str()]].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(executed(&[]), expected(&[], "/l.so"));
+        assert_eq!(executed(&["A=b", "LD_PRELOAD="]), expected(&["A=b"], "/l.so"));
+        assert_eq!(executed(&["LD_PRELOAD=/x.so /y.so", "A=b"]), expected(&["A=b"], "/l.so:/x.so /y.so"));
+        assert_eq!(executed(&["LD_PRELOAD=/x.so:/l.so"]), expected(&[], "/x.so:/l.so"));
+        assert_eq!(executed(&["LD_PRELOAD=/l.so.1"]), expected(&[], "/l.so:/l.so.1"));
+        // The dynamic linker uses the last one.
+        assert_eq!(executed(&["LD_PRELOAD=/x.so", "LD_PRELOAD=/y.so"]), expected(&[], "/l.so:/y.so"));
+        let others = ["OFFCORE_STACK=/other", "OFFCORE_ONLY=tcp", "OFFCORE_KEY=ff"];
+        assert_eq!(executed(&others), expected(&[], "/l.so"));
+        let many: Vec<_> = (0..2 * FEW).map(|number| format!("V{number}=x")).collect();
+        let many: Vec<_> = many.iter().map(String::as_str).collect();
+        assert_eq!(executed(&many), expected(&many, "/l.so"));
+        let long = format!("LD_PRELOAD=/{}.so", "x".repeat(LONGEST));
+        assert_eq!(executed(&[&long]), expected(&[], &format!("/l.so:{}", &long["LD_PRELOAD=".len()..])));
+        // Nothing is copied that is right already.
+        let right = [&ours[..], &["B=c", "LD_PRELOAD=/l.so"]].concat();
+        assert_eq!(executed(&right), right);
     }
 }

@@ -18,6 +18,8 @@ pub(crate) enum Goes {
     /// A listener at all addresses.
     Both,
     Kernel(&'static str),
+    /// Its call fails.
+    Nowhere(&'static str),
 }
 
 /// A line that is cut where there is no more room.
@@ -45,6 +47,7 @@ impl Line {
             Goes::Stack => line.write_str("stack\n"),
             Goes::Both => line.write_str("stack, and kernel (all addresses)\n"),
             Goes::Kernel(why) => writeln!(line, "kernel ({why})"),
+            Goes::Nowhere(why) => writeln!(line, "fails ({why})"),
         };
         line
     }

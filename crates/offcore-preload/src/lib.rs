@@ -9,7 +9,7 @@
 //! * `stream` and `datagrams`: what is sent and received,
 //! * `session`, `lock`: a session among threads and processes,
 //! * `table`: which descriptors are sessions; `polled`: what epoll sets have of those that are not yet,
-//! * `link`: the process's link to the stack.
+//! * `link`: the process's link to the stack; `listeners`: listeners that move to the next stack.
 //!
 //! The library runs inside of other people's calls, in signal handlers and after `fork`. So it has no standard library, asks
 //! for no memory on the way of data, has no thread-local state, and makes system calls of its own (`sys`). What is no
@@ -32,6 +32,7 @@ mod decide;
 mod environment;
 mod explain;
 mod link;
+mod listeners;
 mod lock;
 mod options;
 mod polled;

@@ -7,7 +7,7 @@
 
 mod exchange;
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_uint};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -16,10 +16,12 @@ use offcore_session::message::{Answer, Call, Question};
 use offcore_session::{Segments, place::SEGMENT};
 
 use crate::environment;
+use crate::listeners;
+use crate::report;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, Kind};
-use exchange::Received;
-pub(crate) use exchange::{receive, rights};
+use exchange::{Failed, Received};
+pub(crate) use exchange::{Step, far, receive, rights};
 
 /// Segments of an application, at most.
 const MOST: usize = 64;
@@ -34,6 +36,8 @@ struct Own {
     lock: AtomicU32,
     /// Held while what epoll sets have is looked at.
     registrations: AtomicU32,
+    /// Held while a listener moves to another stack.
+    listeners: AtomicU32,
 }
 
 static OWN: AtomicPtr<Own> = AtomicPtr::new(ptr::null_mut());
@@ -49,8 +53,11 @@ static INSTANCE: AtomicU64 = AtomicU64::new(0);
 static GATE: AtomicU32 = AtomicU32::new(1);
 static SEGMENTS: [(AtomicPtr<u8>, AtomicUsize); MOST] =
     [const { (AtomicPtr::new(ptr::null_mut()), AtomicUsize::new(0)) }; MOST];
-/// There is a stack to link to.
+/// `offcore exec` has named a stack.
 static USED: AtomicBool = AtomicBool::new(false);
+
+/// Why this process cannot be linked; 0 when it can.
+static UNUSABLE: AtomicI32 = AtomicI32::new(0);
 
 /// The segments of this process's application.
 #[derive(Clone, Copy, Debug)]
@@ -67,15 +74,26 @@ unsafe impl Segments for Mapped {
 
 /// Called once, before the program begins.
 pub(crate) fn begin() {
-    let Ok(page) = sys::map(-1, 4096, true) else { return };
-    // Without it a child would be taken for its parent.
-    if sys::wipe_on_fork(page, 4096).is_ok() {
-        OWN.store(page.cast(), Ordering::Release);
-        if let Some(own) = own() {
-            own.pid.store(sys::pid(), Ordering::Relaxed);
+    static NO_PAGE: Own = Own {
+        owner: AtomicU32::new(0),
+        pid: AtomicU32::new(0),
+        lock: AtomicU32::new(0),
+        registrations: AtomicU32::new(0),
+        listeners: AtomicU32::new(0),
+    };
+    let page = sys::map(-1, 4096, true).and_then(|page| sys::wipe_on_fork(page, 4096).map(|_| page));
+    match page {
+        Ok(page) => {
+            OWN.store(page.cast(), Ordering::Release);
+            own().inspect(|own| own.pid.store(sys::pid(), Ordering::Relaxed));
         }
-        USED.store(true, Ordering::Release);
+        // A child would be taken for its parent: neither is linked.
+        Err(error) => {
+            OWN.store((&raw const NO_PAGE).cast_mut(), Ordering::Release);
+            UNUSABLE.store(error, Ordering::Relaxed);
+        }
     }
+    USED.store(true, Ordering::Release);
 }
 
 /// Whether there is a stack to link to.
@@ -127,13 +145,17 @@ pub(crate) fn gate() -> u32 {
 
 /// The library's own descriptors: the program must not close them.
 pub(crate) fn is_own(fd: c_int) -> bool {
-    fd >= 0 && (fd == SOCKET.load(Ordering::Relaxed) || fd == EVENT.load(Ordering::Relaxed))
+    fd >= 0 && own_descriptors().any(|own| own == fd)
 }
 
-/// The library's own descriptors, the lower one first.
-pub(crate) fn own_descriptors() -> impl Iterator<Item = c_int> {
-    let (socket, event) = (SOCKET.load(Ordering::Relaxed), EVENT.load(Ordering::Relaxed));
-    [socket.min(event), socket.max(event)].into_iter().filter(|fd| *fd >= 0)
+fn own_descriptors() -> impl Iterator<Item = c_int> {
+    let linked = [SOCKET.load(Ordering::Relaxed), EVENT.load(Ordering::Relaxed)];
+    linked.into_iter().filter(|fd| *fd >= 0).chain(listeners::own_descriptors())
+}
+
+/// The lowest of the library's own descriptors from `first` on.
+pub(crate) fn next_own(first: c_uint) -> Option<c_uint> {
+    own_descriptors().map(|fd| fd as c_uint).filter(|fd| *fd >= first).min()
 }
 
 /// The program wants the number of one of the library's own descriptors. Whether it has been moved.
@@ -141,9 +163,13 @@ pub(crate) fn move_away(fd: c_int) -> bool {
     let Some(own) = own() else { return false };
     let _signals = sys::Blocked::new();
     let _lock = Held::new(&own.lock);
-    let Ok(moved) = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, exchange::AWAY) else { return false };
+    let to = || far(fd);
+    if let Some(moved) = listeners::move_away(fd, to) {
+        return moved;
+    }
+    let Ok(moved) = to() else { return false };
     for this in [&SOCKET, &EVENT] {
-        let _ = this.compare_exchange(fd, moved as c_int, Ordering::AcqRel, Ordering::Relaxed);
+        let _ = this.compare_exchange(fd, moved, Ordering::AcqRel, Ordering::Relaxed);
     }
     true
 }
@@ -173,6 +199,9 @@ pub(crate) fn look() {
 }
 
 /// Links this process, if it is not.
+///
+/// # Errors
+/// `ENETDOWN`: the stack cannot be reached. Others: the process has no descriptors, or no memory, for it.
 pub(crate) fn ensure() -> Result<(), Errno> {
     let own = own().ok_or(libc::ENETDOWN)?;
     if own.owner.load(Ordering::Acquire) != 0 {
@@ -183,11 +212,50 @@ pub(crate) fn ensure() -> Result<(), Errno> {
     if own.owner.load(Ordering::Acquire) != 0 {
         return Ok(());
     }
+    link(own).map_err(|Failed { step, error }| {
+        report::no_stack(step, error);
+        match error {
+            libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS if step != Step::Welcome => error,
+            _ => libc::ENETDOWN,
+        }
+    })
+}
+
+/// Links this process to the present stack, if it is not linked.
+///
+/// # Errors
+/// The step that failed, and its errno.
+pub(crate) fn renew() -> Result<(), (Step, Errno)> {
+    let own = own().ok_or((Step::Page, libc::ENOMEM))?;
+    let _lock = Held::new(&own.lock);
+    let socket = SOCKET.load(Ordering::Relaxed);
+    if own.owner.load(Ordering::Acquire) != 0 {
+        if !sys::has_hung_up(socket) {
+            return Ok(());
+        }
+        unlink(own, socket);
+    }
+    link(own).map_err(|Failed { step, error }| (step, error))
+}
+
+/// Whether the stack that this process or its parent is linked to lives.
+pub(crate) fn is_alive() -> bool {
+    let socket = SOCKET.load(Ordering::Relaxed);
+    socket >= 0 && !sys::has_hung_up(socket)
+}
+
+/// Links this process, which is not linked.
+fn link(own: &Own) -> Result<(), Failed> {
+    let unusable = UNUSABLE.load(Ordering::Relaxed);
+    if unusable != 0 {
+        return Err(Failed { step: Step::Page, error: unusable });
+    }
     let inherited = SOCKET.load(Ordering::Relaxed);
-    let welcome = if inherited >= 0 { exchange::fork(inherited) } else { Err(libc::EBADF) };
+    let welcome =
+        if inherited >= 0 { exchange::fork(inherited) } else { Err(Step::Message.failed(libc::EBADF)) };
     // Where the parent's stack is gone there may be another one.
     let (socket, received) = welcome.or_else(|_| exchange::connect())?;
-    take(own, socket, received, inherited)
+    take(own, socket, received, inherited).map_err(|error| Step::Message.failed(error))
 }
 
 /// Links a child whose parent is linked and has given it sessions. Without sessions it may never need the stack.
@@ -247,6 +315,7 @@ fn take(own: &Own, socket: c_int, received: Received, inherited: c_int) -> Resul
 
 /// Sessions of a stack that is gone stay sockets whose other end is closed.
 fn forget_sessions() {
+    listeners::forget_names();
     for (fd, entry) in table::all(table::DESCRIPTORS) {
         if matches!(entry.kind, Kind::Stream | Kind::Datagrams) {
             table::set(fd, Some(Entry { kind: Kind::Dead, ..entry }));
@@ -302,6 +371,7 @@ pub(crate) fn ask(
     question: &Question,
     descriptors: &[c_int],
 ) -> Result<(Answer, exchange::Descriptors), Errno> {
+    let mut last = libc::ENETDOWN;
     // A stack that has been started again is found by the second try.
     for _ in 0..2 {
         ensure()?;
@@ -317,8 +387,11 @@ pub(crate) fn ask(
             }
             // The answer has come, and what was to come with it is closed. It is the program that has no room for more.
             Err(libc::EMFILE) => return Err(libc::EMFILE),
+            // The user has too many descriptors under way.
+            Err(libc::ETOOMANYREFS) => return Err(libc::ENOBUFS),
             Err(error) => {
                 unlink(own, socket);
+                last = error;
                 // One that does not answer would not answer again.
                 if error == libc::EAGAIN {
                     break;
@@ -326,6 +399,7 @@ pub(crate) fn ask(
             }
         }
     }
+    report::no_stack(Step::Message, last);
     Err(libc::ENETDOWN)
 }
 
@@ -350,6 +424,11 @@ fn peer_of(fd: c_int) -> Option<libc::ucred> {
 /// The lock of what epoll sets have.
 pub(crate) fn registrations() -> Option<Held<'static>> {
     own().map(|own| Held::new(&own.registrations))
+}
+
+/// The lock of listeners that move to another stack.
+pub(crate) fn listeners() -> Option<Held<'static>> {
+    own().map(|own| Held::new(&own.listeners))
 }
 
 /// A lock of one process's threads. A child has it open, whoever of its parent's threads had it.

@@ -1,4 +1,4 @@
-//! What epoll sets have of sockets that are not decided yet.
+//! What epoll sets have of sockets that are not decided yet, and of listeners.
 //!
 //! When such a socket becomes a session another file takes its descriptor's place, and epoll forgets it. Boost.Asio, Envoy,
 //! Netty and nginx add a socket before they connect it. So registrations are remembered, and made again. There may be as many
@@ -176,8 +176,9 @@ pub(crate) fn forget(fd: c_int) {
     hold(|registrations| registrations.remove(fd, None));
 }
 
-/// Replaces the file at `fd` by `replace`, and registers the new file in the epoll sets of the old one.
-pub(crate) fn carry_over(fd: c_int, replace: impl FnOnce()) {
+/// Replaces the file at `fd` by `replace`, and registers the new file in the epoll sets of the old one. `again`: the new file may
+/// be replaced, too.
+pub(crate) fn carry_over(fd: c_int, again: bool, replace: impl FnOnce()) {
     let control = |known: &mut Registration, operation: c_int| {
         // SAFETY: an event that lives until the call returns.
         unsafe { real::epoll_ctl(known.epoll, operation, fd, &raw mut known.event) == 0 }
@@ -193,7 +194,9 @@ pub(crate) fn carry_over(fd: c_int, replace: impl FnOnce()) {
                 control(known, libc::EPOLL_CTL_ADD);
             }
         });
-        registrations.remove(fd, None);
+        if !again {
+            registrations.remove(fd, None);
+        }
     });
 }
 

@@ -7,7 +7,10 @@ use core::ffi::{CStr, c_int, c_void};
 use core::mem::transmute_copy;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use libc::{c_uint, c_ulong, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use libc::{
+    addrinfo, c_char, c_uint, c_ulong, hostent, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t,
+    ssize_t, timespec,
+};
 
 use crate::sys;
 
@@ -24,6 +27,7 @@ macro_rules! real {
             ///
             /// # Safety
             /// As libc's function has it.
+            #[allow(clippy::too_many_arguments, reason = "as the functions")]
             pub(crate) unsafe fn $name($($arg: $type),*) -> $ret {
                 let address = address::$name.load(Ordering::Relaxed);
                 if address == 0 {
@@ -87,11 +91,27 @@ real! {
     fn dup2(from: c_int, to: c_int) -> c_int;
     fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
     fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut libc::epoll_event) -> c_int;
-    fn execve(path: *const libc::c_char, arguments: *const *const libc::c_char, environment: *const *const libc::c_char) -> c_int;
-    fn execvpe(path: *const libc::c_char, arguments: *const *const libc::c_char, environment: *const *const libc::c_char) -> c_int;
-    fn posix_spawn(pid: *mut libc::pid_t, path: *const libc::c_char, actions: *const libc::posix_spawn_file_actions_t, attributes: *const libc::posix_spawnattr_t, arguments: *const *const libc::c_char, environment: *const *const libc::c_char) -> c_int;
-    fn posix_spawnp(pid: *mut libc::pid_t, path: *const libc::c_char, actions: *const libc::posix_spawn_file_actions_t, attributes: *const libc::posix_spawnattr_t, arguments: *const *const libc::c_char, environment: *const *const libc::c_char) -> c_int;
-    fn fdopen(fd: c_int, mode: *const libc::c_char) -> isize;
+    fn execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    fn execvpe(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    fn posix_spawn(pid: *mut libc::pid_t, path: *const c_char, actions: *const libc::posix_spawn_file_actions_t, attributes: *const libc::posix_spawnattr_t, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    fn posix_spawnp(pid: *mut libc::pid_t, path: *const c_char, actions: *const libc::posix_spawn_file_actions_t, attributes: *const libc::posix_spawnattr_t, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    fn system(command: *const c_char) -> c_int;
+    fn popen(command: *const c_char, mode: *const c_char) -> isize;
+    fn getaddrinfo(node: *const c_char, service: *const c_char, hints: *const addrinfo, found: *mut *mut addrinfo) -> c_int;
+    fn getnameinfo(address: *const sockaddr, len: socklen_t, host: *mut c_char, host_len: socklen_t, service: *mut c_char, service_len: socklen_t, flags: c_int) -> c_int;
+    fn gethostbyname(name: *const c_char) -> isize;
+    fn gethostbyname2(name: *const c_char, family: c_int) -> isize;
+    fn gethostbyname_r(name: *const c_char, found: *mut hostent, buffer: *mut c_char, len: size_t, result: *mut *mut hostent, error: *mut c_int) -> c_int;
+    fn gethostbyname2_r(name: *const c_char, family: c_int, found: *mut hostent, buffer: *mut c_char, len: size_t, result: *mut *mut hostent, error: *mut c_int) -> c_int;
+    fn gethostbyaddr(address: *const c_void, len: socklen_t, family: c_int) -> isize;
+    fn gethostbyaddr_r(address: *const c_void, len: socklen_t, family: c_int, found: *mut hostent, buffer: *mut c_char, buffer_len: size_t, result: *mut *mut hostent, error: *mut c_int) -> c_int;
+    fn res_query(name: *const c_char, class: c_int, kind: c_int, answer: *mut u8, len: c_int) -> c_int;
+    fn res_search(name: *const c_char, class: c_int, kind: c_int, answer: *mut u8, len: c_int) -> c_int;
+    fn res_send(question: *const u8, len: c_int, answer: *mut u8, answer_len: c_int) -> c_int;
+    fn res_nquery(state: *mut c_void, name: *const c_char, class: c_int, kind: c_int, answer: *mut u8, len: c_int) -> c_int;
+    fn res_nsearch(state: *mut c_void, name: *const c_char, class: c_int, kind: c_int, answer: *mut u8, len: c_int) -> c_int;
+    fn res_nsend(state: *mut c_void, question: *const u8, len: c_int, answer: *mut u8, answer_len: c_int) -> c_int;
+    fn fdopen(fd: c_int, mode: *const c_char) -> isize;
     fn fork() -> libc::pid_t;
-    fn fexecve(fd: c_int, arguments: *const *const libc::c_char, environment: *const *const libc::c_char) -> c_int;
+    fn fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
 }

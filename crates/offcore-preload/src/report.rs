@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use offcore_session::message::VERSION;
 
 use crate::environment;
+use crate::link::Step;
 use crate::sys::{self, Errno};
 
 /// A number in decimal digits.
@@ -50,31 +51,86 @@ fn once(said: &AtomicBool, parts: &[&[u8]]) {
     }
 }
 
+/// Why the stack cannot be reached, and what to do; `None`: the number of the error says more.
+fn why(step: Step, error: Errno) -> Option<&'static [u8]> {
+    Some(match (step, error) {
+        (Step::Page, _) => {
+            b"this process may not use madvise(MADV_WIPEONFORK): its sandbox has to allow that"
+        }
+        (Step::Connect, libc::ECONNREFUSED | libc::ENOENT) => {
+            b"nothing serves there: start `offcore tcp ... --serve PATH`"
+        }
+        (Step::Connect | Step::Welcome, libc::EACCES) => {
+            b"this user may not: see --allow-uid of `offcore tcp`"
+        }
+        (Step::Welcome, libc::EUSERS) => b"this user has too many programs on it: end some",
+        (Step::Welcome, libc::EMFILE) => b"this program has too many processes on it: end some",
+        (Step::Welcome | Step::Message, libc::ECONNRESET | libc::EPIPE) | (Step::Welcome, libc::EAGAIN) => {
+            b"it has no time: too many programs begin at once"
+        }
+        (Step::Connect | Step::Message, libc::EAGAIN) => b"it does not answer: it is stopped, or hangs",
+        (_, libc::EMFILE) => b"this process has no descriptors left: raise its limit (ulimit -n)",
+        (_, libc::ENFILE) => b"the system has no descriptors left",
+        (Step::Socket, _) => {
+            b"this process may not make Unix sockets (AF_UNIX): its sandbox has to allow that"
+        }
+        (Step::Connect, libc::EPERM) => {
+            b"this process may not connect Unix sockets: its sandbox has to allow that"
+        }
+        (Step::Message, libc::EPERM | libc::EACCES | libc::ENOSYS) => {
+            b"this process may not use sendmsg and recvmsg: its sandbox has to allow that"
+        }
+        _ => return None,
+    })
+}
+
 /// The stack cannot be reached.
-pub(crate) fn no_stack(error: Errno) {
+pub(crate) fn no_stack(step: Step, error: Errno) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    let why: &[u8] = match error {
-        libc::ECONNREFUSED | libc::ENOENT => b"nobody serves it: start `offcore tcp ... --serve PATH`\n",
-        libc::EACCES | libc::EPERM => b"this user may not: see --allow-uid of `offcore tcp`\n",
-        libc::EPROTO => return,
-        libc::EMFILE => b"no descriptors are left, here or there\n",
-        libc::EUSERS => b"this user has 64 applications on it, or all users have 128: end some\n",
-        libc::ECONNRESET | libc::EPIPE => b"it has no time: too many programs begin at once\n",
-        libc::EAGAIN => b"it does not answer: it is stopped, or hangs\n",
-        _ => b"errno ",
-    };
+    // Said already.
+    if (step, error) == (Step::Welcome, libc::EPROTO) {
+        return;
+    }
     let number = Digits::new(error as u32);
-    let rest: &[&[u8]] = if why.ends_with(b"\n") { &[] } else { &[number.as_bytes(), b"\n"] };
-    let mut parts: [&[u8]; 6] = [b"offcore: no stack at ", environment::stack(), b": ", why, b"", b""];
-    parts[4..4 + rest.len()].copy_from_slice(rest); // copy-ok: references
-    once(&SAID, &parts);
+    let (why, number): (_, &[u8]) = match why(step, error) {
+        Some(why) => (why, b""),
+        None => (&b"errno "[..], number.as_bytes()),
+    };
+    let rest: &[u8] = match environment::falls_back() {
+        true => b"; sockets use the kernel's network\n",
+        false => b"; sockets that need it fail\n",
+    };
+    once(&SAID, &[b"offcore: no stack at ", environment::stack(), b": ", why, number, rest]);
 }
 
 /// The stack is gone, and a program's listener with it.
 pub(crate) fn no_listener() {
     static SAID: AtomicBool = AtomicBool::new(false);
-    let rest = b" is gone: what listened there accepts nothing more until the program listens again\n";
+    let rest = b" is gone: a listener accepts nothing more until the program listens again\n";
     once(&SAID, &[b"offcore: the stack at ", environment::stack(), rest]);
+}
+
+/// The stack is gone, and the program ends.
+pub(crate) fn lost() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let rest = b" is gone: the program ends (--on-loss exit)\n";
+    once(&SAID, &[b"offcore: the stack at ", environment::stack(), rest]);
+}
+
+/// Another stack does not have a process's listener, and the process ends.
+pub(crate) fn not_again(error: Errno) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let number = Digits::new(error as u32);
+    let (why, number): (&[u8], &[u8]) = match error {
+        libc::EADDRINUSE => (b"another program listens there", b""),
+        libc::EADDRNOTAVAIL => (b"the address is not the stack's", b""),
+        libc::EACCES => {
+            (b"this user may not: see --allow-uid of `offcore tcp`, ports below 1024 are root's", b"")
+        }
+        _ => (b"errno ", number.as_bytes()),
+    };
+    let begin = b"offcore: this process cannot listen again at the stack at ";
+    once(&SAID, &[begin, environment::stack(), b": ", why, number, b"; it ends\n"]);
 }
 
 /// The stack is of another version.
@@ -91,4 +147,11 @@ pub(crate) fn other_version(found: u32) {
         b": use both of one build\n",
     ];
     once(&SAID, &parts);
+}
+
+/// The kernel does not give system calls of the resolver back.
+pub(crate) fn no_dispatch() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let line = b"offcore: names are resolved by the kernel's network: other than by it needs Linux 5.11, and prctl\n";
+    once(&SAID, &[line]);
 }

@@ -10,8 +10,11 @@ use core::net::{IpAddr, SocketAddr};
 
 use crate::address;
 use crate::environment;
-use crate::sys;
+use crate::sys::{self, Errno};
 use crate::table::Kind;
+
+/// The port of discard (RFC 863).
+const DISCARD: u16 = 9;
 
 fn word(kind: Kind) -> &'static [u8] {
     if kind == Kind::OpenDatagrams { b"udp" } else { b"tcp" }
@@ -47,25 +50,50 @@ pub(crate) const KERNELS: &str = "an address of the kernel's own";
 
 /// Why what goes to an address is the kernel's. `None`: it may be the stack's, and whether that has a way there is its own to
 /// say.
-pub(crate) fn keeps(kind: Kind, to: SocketAddr) -> Option<&'static str> {
+///
+/// # Errors
+/// As [`is_kernels`].
+pub(crate) fn keeps(kind: Kind, to: SocketAddr) -> Result<Option<&'static str>, Errno> {
     let ip = to.ip();
-    match ip {
+    Ok(match ip {
         _ if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() => Some(NEVER),
         IpAddr::V4(ip) if ip.is_broadcast() => Some(NEVER),
         _ if named(kind, to.port()) == Some(false) => Some(NOT_NAMED),
-        _ if is_kernels(ip) => Some(KERNELS),
-        _ => None,
-    }
+        _ => is_kernels(ip)?.then_some(KERNELS),
+    })
 }
 
-/// Whether an address is one of the kernel's own: then a socket can be bound to it.
-pub(crate) fn is_kernels(ip: IpAddr) -> bool {
+/// Whether an address belongs to the kernel, or is a broadcast address of a kernel interface.
+///
+/// The kernel's route to its own address has that address as its source. A bind is no test: it succeeds for every address with
+/// `ip_nonlocal_bind`, and in a namespace whose interfaces are down.
+///
+/// # Errors
+/// `EMFILE`, `ENFILE`, `ENOMEM` or `ENOBUFS`.
+pub(crate) fn is_kernels(ip: IpAddr) -> Result<bool, Errno> {
     let family = if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
     // SAFETY: it takes no addresses.
     let fd = unsafe { sys::call(libc::SYS_socket, [family as usize, kind as usize, 0, 0, 0, 0]) };
-    let Some(fd) = c_int::try_from(fd).ok().filter(|fd| *fd >= 0) else { return false };
-    let bound = address::bind(fd, SocketAddr::new(ip, 0));
+    let fd = match sys::result(fd) {
+        Ok(fd) => fd as c_int,
+        Err(error @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)) => return Err(error),
+        Err(_) => return Ok(false),
+    };
+    // Connecting a datagram socket sends nothing. It takes a port, which may be any.
+    let to = SocketAddr::new(ip, DISCARD);
+    let own = match address::connect(fd, to) {
+        Ok(()) => address::of_kernel(fd).is_some_and(|local| local.ip() == ip),
+        Err(libc::EACCES) => allow_broadcast(fd) && address::connect(fd, to).is_ok(),
+        Err(_) => false,
+    };
     let _ = sys::close(fd);
-    bound.is_ok()
+    Ok(own)
+}
+
+fn allow_broadcast(fd: c_int) -> bool {
+    let one: c_int = 1;
+    let (at, len) = ((&raw const one).cast(), size_of::<c_int>());
+    // SAFETY: a number that lives until the call returns.
+    unsafe { sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_BROADCAST, at, len) }.is_ok()
 }

@@ -120,6 +120,11 @@ impl Session {
         self.slot.flags() & flags::OVER != 0
     }
 
+    /// Whether the stack has closed the other end of a listener's descriptor.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        sys::has_hung_up(self.fd)
+    }
+
     /// Whether a bit of what the application wants is set.
     pub(crate) fn wants(&self, bit: u32) -> bool {
         self.slot.wishes.options.load(Ordering::Relaxed) & bit != 0

@@ -55,10 +55,15 @@ pub(crate) fn set_errno(errno: Errno) {
     unsafe { *libc::__errno_location() = errno }
 }
 
+/// `errno`.
+pub(crate) fn errno() -> Errno {
+    // SAFETY: the address of this thread's `errno`.
+    unsafe { *libc::__errno_location() }
+}
+
 /// What a function of libc returned.
 pub(crate) fn of_libc(value: isize) -> Result<usize, Errno> {
-    // SAFETY: the address of this thread's `errno`.
-    if value < 0 { Err(unsafe { *libc::__errno_location() }) } else { Ok(value as usize) }
+    if value < 0 { Err(errno()) } else { Ok(value as usize) }
 }
 
 /// What a function of libc returns: -1 and `errno` for an error.
@@ -398,10 +403,54 @@ impl Blocked {
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        let args = [libc::SIG_SETMASK as usize, &raw const self.0 as usize, 0, 8, 0, 0];
-        // SAFETY: the mask lives until the call returns.
-        unsafe { call(libc::SYS_rt_sigprocmask, args) };
+        set_mask(self.0);
     }
+}
+
+/// Sets this thread's signal mask.
+pub(crate) fn set_mask(mask: u64) {
+    let args = [libc::SIG_SETMASK as usize, &raw const mask as usize, 0, 8, 0, 0];
+    // SAFETY: the mask lives until the call returns.
+    unsafe { call(libc::SYS_rt_sigprocmask, args) };
+}
+
+/// Unblocks a signal of this thread. Returns the previous mask.
+pub(crate) fn unblock(signal: c_int) -> Result<u64, Errno> {
+    let (this, mut before) = (1u64 << (signal - 1), 0u64);
+    let args = [libc::SIG_UNBLOCK as usize, &raw const this as usize, &raw mut before as usize, 8, 0, 0];
+    // SAFETY: both masks live until the call returns.
+    result(unsafe { call(libc::SYS_rt_sigprocmask, args) }).map(|_| before)
+}
+
+/// Address and length of this library's text segment.
+pub(crate) fn text() -> (usize, usize) {
+    /// `Elf64_Phdr`.
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct Segment {
+        kind: u32,
+        flags: u32,
+        offset: u64,
+        address: u64,
+        physical: u64,
+        file_len: u64,
+        len: u64,
+        align: u64,
+    }
+    unsafe extern "C" {
+        /// The ELF header of this library.
+        #[link_name = "__ehdr_start"]
+        static HEADER: libc::Elf64_Ehdr;
+    }
+    let header = &raw const HEADER;
+    // SAFETY: the header, and the table of segments that it names, which are loaded with the rest.
+    let segments = unsafe {
+        let first = header.cast::<u8>().add((*header).e_phoff as usize).cast::<Segment>();
+        core::slice::from_raw_parts(first, (*header).e_phnum.into())
+    };
+    let is_text = |segment: &&Segment| segment.kind == libc::PT_LOAD && segment.flags & libc::PF_X != 0;
+    let text = segments.iter().find(is_text);
+    text.map_or((0, 0), |text| (header as usize + text.address as usize, text.len as usize))
 }
 
 /// Gives a mapping of the library's own back.
@@ -493,4 +542,65 @@ pub(crate) fn each_descriptor(mut each: impl FnMut(c_int)) {
         }
     }
     let _ = close(directory as c_int);
+}
+
+/// Waits until the time is up or a signal comes.
+///
+/// # Errors
+/// `EINTR`: a signal has come that has a handler.
+pub(crate) fn wait_for_signal(milliseconds: u64) -> Result<(), Errno> {
+    // SAFETY: it has no entries.
+    result(unsafe { call(libc::SYS_poll, [0, 0, milliseconds as usize, 0, 0, 0]) }).map(drop)
+}
+
+/// A periodic, non-blocking timer.
+pub(crate) fn timer(milliseconds: u64) -> Result<c_int, Errno> {
+    let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+    let timer =
+        numbers(libc::SYS_timerfd_create, [libc::CLOCK_MONOTONIC as usize, flags as usize, 0, 0, 0, 0])?;
+    let time = libc::timespec { tv_sec: 0, tv_nsec: milliseconds as i64 * 1_000_000 };
+    let times = libc::itimerspec { it_interval: time, it_value: time };
+    // SAFETY: times that live until the call returns.
+    let set =
+        result(unsafe { call(libc::SYS_timerfd_settime, [timer, 0, &raw const times as usize, 0, 0, 0]) });
+    set.map(|_| timer as c_int).inspect_err(|_| {
+        let _ = close(timer as c_int);
+    })
+}
+
+/// Whether a descriptor is a timer. Reads an expired one.
+pub(crate) fn is_timer_taken(fd: c_int) -> bool {
+    let mut times = libc::itimerspec {
+        it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 },
+        it_value: libc::timespec { tv_sec: 0, tv_nsec: 0 },
+    };
+    // SAFETY: times that live until the call returns.
+    let is =
+        unsafe { call(libc::SYS_timerfd_gettime, [fd as usize, &raw mut times as usize, 0, 0, 0, 0]) } == 0;
+    let mut expired = 0u64;
+    if is && has_input(fd) {
+        // SAFETY: eight bytes that live until the call returns.
+        unsafe { call(libc::SYS_read, [fd as usize, &raw mut expired as usize, size_of::<u64>(), 0, 0, 0]) };
+    }
+    is
+}
+
+/// Whether a descriptor can be read.
+fn has_input(fd: c_int) -> bool {
+    wait_for_input(fd, false).is_ok()
+}
+
+/// Ends the process, all its threads included.
+pub(crate) fn exit(code: c_int) -> ! {
+    loop {
+        let _ = numbers(libc::SYS_exit_group, [code as usize, 0, 0, 0, 0, 0]);
+    }
+}
+
+/// Whether a socket's peer has closed.
+pub(crate) fn has_hung_up(fd: c_int) -> bool {
+    let mut poll = libc::pollfd { fd, events: 0, revents: 0 };
+    // SAFETY: one entry that lives until the call returns.
+    let ready = unsafe { call(libc::SYS_poll, [&raw mut poll as usize, 1, 0, 0, 0, 0]) };
+    ready == 1 && poll.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0
 }

@@ -84,12 +84,14 @@ impl Entry {
         Place::new(self.place)
     }
 
-    fn to_word(self) -> u64 {
+    /// Encodes it as a word of the table.
+    pub(crate) fn to_word(self) -> u64 {
         let v6 = if self.v6 { V6 } else { 0 };
         (self.kind as u64 | v6) << 56 | u64::from(self.generation & GENERATION) << 32 | u64::from(self.place)
     }
 
-    fn from_word(word: u64) -> Option<Self> {
+    /// Decodes a word of the table.
+    pub(crate) fn from_word(word: u64) -> Option<Self> {
         let kind = word >> 56;
         Some(Self {
             kind: Kind::find(kind & !V6)?,

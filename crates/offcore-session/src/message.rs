@@ -14,7 +14,7 @@
 //! | [`Call::Adopt`] | an end of a session |
 //! | [`Call::Fork`] | a socket for the answer: its other end is the calling process's alone |
 //! | answer to [`Call::Fork`] | a new socket to the stack, on which the process says [`Hello`] |
-//! | answer with a session | the application's end |
+//! | answer with a session | the application's end; the answer to [`Call::Adopt`] of a listener has the kernel's listener |
 //! | [`Accepted`], on a listener's end | the application's end |
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

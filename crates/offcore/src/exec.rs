@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, anyhow};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use offcore_session::message::KEY;
 use rustix::fs::FileType;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -69,9 +69,36 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "RULE", value_parser = rule)]
     pub only: Vec<String>,
 
+    /// How a call behaves if the stack cannot be reached: it fails, or its socket uses the kernel's network
+    #[arg(long, value_name = "HOW", value_enum, default_value = "fail")]
+    pub fallback: Fallback,
+
+    /// How a program with listeners behaves after the stack's death: it listens again at the next stack of the same path, or ends
+    /// with exit code 1
+    #[arg(long, value_name = "HOW", value_enum, default_value = "listen")]
+    pub on_loss: OnLoss,
+
     /// The program and its arguments, which begin with the first word that is no flag, or behind --
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
+}
+
+/// How a call behaves if the stack cannot be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Fallback {
+    /// Its call fails
+    Fail,
+    /// It uses the kernel's network
+    Kernel,
+}
+
+/// How a program with listeners behaves after the stack's death.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnLoss {
+    /// It listens again at the next stack at the same path
+    Listen,
+    /// It ends with exit code 1
+    Exit,
 }
 
 /// One rule.
@@ -176,6 +203,15 @@ fn command(args: &ExecArgs, stack: &Path) -> Result<Command, Failure> {
         true => command.env("OFFCORE_EXPLAIN", "1"),
         false => command.env_remove("OFFCORE_EXPLAIN"),
     };
+    match args.fallback {
+        Fallback::Fail => command.env_remove("OFFCORE_FALLBACK"),
+        Fallback::Kernel => command.env("OFFCORE_FALLBACK", "kernel"),
+    };
+    match args.on_loss {
+        OnLoss::Listen => command.env_remove("OFFCORE_ON_LOSS"),
+        OnLoss::Exit => command.env("OFFCORE_ON_LOSS", "exit"),
+    };
+    command.env("OFFCORE_LIBRARY", &library);
     let mut preload = library.into_os_string();
     // Others that are preloaded come behind it.
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {

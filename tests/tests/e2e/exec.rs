@@ -6,6 +6,8 @@ mod explain;
 mod home;
 mod iperf;
 mod load;
+mod names;
+mod network;
 mod nginx;
 mod python;
 mod redis;

@@ -3,6 +3,7 @@
 use core::ffi::{c_int, c_uint};
 
 use crate::link;
+use crate::listeners;
 use crate::polled;
 use crate::real;
 use crate::sys;
@@ -38,9 +39,10 @@ unsafe extern "C" fn __close(fd: c_int) -> c_int {
 /// A descriptor is about to be closed.
 pub(super) fn gone(fd: c_int, entry: Entry) {
     table::set(fd, None);
-    if matches!(entry.kind, Kind::OpenStream | Kind::OpenDatagrams) {
+    if matches!(entry.kind, Kind::OpenStream | Kind::OpenDatagrams) || listeners::is_kept(entry) {
         polled::forget(fd);
     }
+    listeners::closed(entry);
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
@@ -52,17 +54,14 @@ pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: 
             gone(fd, entry);
         }
     }
-    // The library's own descriptors stay, on both sides of which there may be others.
+    // The library's own descriptors stay, between which there may be others.
     let mut from = first;
-    for own in link::own_descriptors() {
-        let own = own as c_uint;
-        if (from..=last).contains(&own) && !only_flag {
-            // SAFETY: the caller's promise.
-            if own > from && unsafe { real::close_range(from, own - 1, flags) } < 0 {
-                return -1;
-            }
-            from = own + 1;
+    while let Some(own) = link::next_own(from).filter(|own| *own <= last && !only_flag) {
+        // SAFETY: the caller's promise.
+        if own > from && unsafe { real::close_range(from, own - 1, flags) } < 0 {
+            return -1;
         }
+        from = own + 1;
     }
     // SAFETY: the caller's promise.
     let closed = if from <= last { unsafe { real::close_range(from, last, flags) } } else { 0 };

@@ -2,37 +2,57 @@
 
 use core::ffi::{c_char, c_int};
 
-use crate::environment::Environment;
+use crate::environment::{self, with_ours};
 use crate::link;
+use crate::listeners;
 use crate::real;
+use crate::sys::{self, Errno};
 
 type Strings = *const *const c_char;
 
+/// Returns the result of a function that sets `errno`. A lack of memory for the environment is such an error.
+fn executed(result: Result<c_int, Errno>) -> c_int {
+    result.unwrap_or_else(|error| sys::returned_int(Err(error)))
+}
+
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
+pub(super) unsafe extern "C" fn execve(
+    path: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe {
-        let environment = Environment::with_ours(environment);
-        real::execve(path, arguments, environment.as_ptr())
-    }
+    executed(unsafe { with_ours(environment, |environment| real::execve(path, arguments, environment)) })
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn execvpe(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe {
-        let environment = Environment::with_ours(environment);
-        real::execvpe(path, arguments, environment.as_ptr())
-    }
+    executed(unsafe { with_ours(environment, |environment| real::execvpe(path, arguments, environment)) })
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe {
-        let environment = Environment::with_ours(environment);
-        real::fexecve(fd, arguments, environment.as_ptr())
-    }
+    executed(unsafe { with_ours(environment, |environment| real::fexecve(fd, arguments, environment)) })
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+pub(super) unsafe extern "C" fn execveat(
+    directory: c_int,
+    path: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+    flags: c_int,
+) -> c_int {
+    let call = |environment: Strings| {
+        let args =
+            [directory as usize, path as usize, arguments as usize, environment as usize, flags as usize, 0];
+        // SAFETY: the caller's promise.
+        sys::returned_int(sys::result(unsafe { sys::call(libc::SYS_execveat, args) }))
+    };
+    // SAFETY: the caller's promise.
+    executed(unsafe { with_ours(environment, call) })
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
@@ -44,11 +64,12 @@ unsafe extern "C" fn posix_spawn(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
+    let call = |environment| {
+        // SAFETY: the caller's promise.
+        unsafe { real::posix_spawn(pid, path, actions, attributes, arguments, environment) }
+    };
     // SAFETY: the caller's promise.
-    unsafe {
-        let environment = Environment::with_ours(environment);
-        real::posix_spawn(pid, path, actions, attributes, arguments, environment.as_ptr())
-    }
+    unsafe { with_ours(environment, call) }.unwrap_or_else(|error| error)
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
@@ -60,16 +81,34 @@ unsafe extern "C" fn posix_spawnp(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
+    let call = |environment| {
+        // SAFETY: the caller's promise.
+        unsafe { real::posix_spawnp(pid, path, actions, attributes, arguments, environment) }
+    };
     // SAFETY: the caller's promise.
-    unsafe {
-        let environment = Environment::with_ours(environment);
-        real::posix_spawnp(pid, path, actions, attributes, arguments, environment.as_ptr())
-    }
+    unsafe { with_ours(environment, call) }.unwrap_or_else(|error| error)
+}
+
+/// libc executes a shell by itself, with the program's own environment.
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn system(command: *const c_char) -> c_int {
+    environment::repair();
+    // SAFETY: the caller's promise.
+    unsafe { real::system(command) }
+}
+
+/// As [`system`].
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+    environment::repair();
+    // SAFETY: the caller's promise.
+    unsafe { real::popen(command, mode) as *mut libc::FILE }
 }
 
 /// The child introduces itself to the stack while it may: it could be about to give up its rights.
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn fork() -> libc::pid_t {
+    listeners::before_fork();
     // SAFETY: it takes nothing.
     let child = unsafe { real::fork() };
     if child == 0 {
@@ -97,4 +136,104 @@ unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
 unsafe extern "C" fn execvp(path: *const c_char, arguments: Strings) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { execvpe(path, arguments, usual()) }
+}
+
+/// The variadic functions. libc's own ones do not call the functions of this library.
+#[cfg(feature = "interpose")]
+mod one_by_one {
+    use core::arch::naked_asm;
+    use core::ffi::{c_char, c_int};
+
+    use super::{Strings, execve, execvpe, usual};
+    use crate::sys;
+
+    /// Arguments in registers, behind the path.
+    const IN_REGISTERS: usize = 5;
+    /// Arguments that are copied on the caller's stack. More of them are in a mapping.
+    const FEW: usize = 128;
+
+    /// Makes functions that pass the addresses of their register arguments and stack arguments.
+    macro_rules! listed {
+        ($($name:ident => $to:ident;)*) => {$(
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            unsafe extern "C" fn $name(path: *const c_char) -> c_int {
+                naked_asm!(
+                    ".cfi_startproc",
+                    "lea rax, [rsp + 8]",
+                    "push r9",
+                    "push r8",
+                    "push rcx",
+                    "push rdx",
+                    "push rsi",
+                    ".cfi_adjust_cfa_offset 40",
+                    "mov rsi, rsp",
+                    "mov rdx, rax",
+                    "call {to}",
+                    "add rsp, 40",
+                    ".cfi_adjust_cfa_offset -40",
+                    "ret",
+                    ".cfi_endproc",
+                    to = sym $to,
+                )
+            }
+        )*};
+    }
+
+    listed! {
+        execl => list;
+        execlp => list_path;
+        execle => list_environment;
+    }
+
+    /// Calls `execute` with the arguments up to the null, and the argument behind the null.
+    ///
+    /// # Safety
+    /// `first` has [`IN_REGISTERS`] arguments, and `rest` has the others.
+    unsafe fn with_list(
+        first: Strings,
+        rest: Strings,
+        execute: impl FnOnce(Strings, *const c_char) -> c_int,
+    ) -> c_int {
+        // SAFETY: the caller's promise: none beyond the one behind the null is looked at.
+        let get = |at: usize| unsafe {
+            if at < IN_REGISTERS { *first.add(at) } else { *rest.add(at - IN_REGISTERS) }
+        };
+        let mut len = 0;
+        while !get(len).is_null() {
+            len += 1;
+        }
+        let copy = |to: *mut *const c_char| {
+            for at in 0..=len {
+                // SAFETY: there is room for so many.
+                unsafe { to.add(at).write(get(at)) };
+            }
+            execute(to, get(len + 1))
+        };
+        if len < FEW {
+            return copy([core::ptr::null(); FEW].as_mut_ptr());
+        }
+        match sys::map(-1, (len + 1) * size_of::<*const c_char>(), true) {
+            Ok(mapped) => copy(mapped.cast()),
+            Err(error) => sys::returned_int(Err(error)),
+        }
+    }
+
+    unsafe extern "C" fn list(path: *const c_char, first: Strings, rest: Strings) -> c_int {
+        // SAFETY: the caller's promise.
+        unsafe { with_list(first, rest, |arguments, _| execve(path, arguments, usual())) }
+    }
+
+    unsafe extern "C" fn list_path(path: *const c_char, first: Strings, rest: Strings) -> c_int {
+        // SAFETY: the caller's promise.
+        unsafe { with_list(first, rest, |arguments, _| execvpe(path, arguments, usual())) }
+    }
+
+    /// The environment is behind the null.
+    unsafe extern "C" fn list_environment(path: *const c_char, first: Strings, rest: Strings) -> c_int {
+        // SAFETY: the caller's promise.
+        unsafe {
+            with_list(first, rest, |arguments, environment| execve(path, arguments, environment.cast()))
+        }
+    }
 }

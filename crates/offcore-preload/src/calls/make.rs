@@ -13,8 +13,8 @@ use crate::address::{self, End};
 use crate::datagrams;
 use crate::decide::{self, Decided};
 use crate::link;
+use crate::listeners;
 use crate::real;
-use crate::report;
 use crate::session::{self, Session, Target};
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, Kind};
@@ -23,8 +23,11 @@ use crate::table::{self, Entry, Kind};
 pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: the caller's promise.
     let fd = unsafe { real::socket(domain, kind, protocol) };
-    if fd >= 0 {
-        decide::opened(fd, domain, kind, protocol);
+    if fd >= 0
+        && let Err(error) = decide::opened(fd, domain, kind, protocol)
+    {
+        let _ = sys::close(fd);
+        return sys::returned_int(Err(error));
     }
     fd
 }
@@ -176,16 +179,27 @@ pub(super) unsafe extern "C" fn accept4(
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
-    match session::find(fd) {
-        Target::Session(session) => {
+    loop {
+        let taken = match session::find(fd) {
             // SAFETY: the caller's promise.
-            sys::returned_int(unsafe { take(&session, from, len, flags) }.map(|fd| fd as usize))
+            Target::Session(session) => unsafe { take(&session, from, len, flags) },
+            Target::Dead => Err(GONE),
+            // SAFETY: the caller's promise.
+            _ => return unsafe { real::accept4(fd, from, len, flags) },
+        };
+        let made = if taken == Err(GONE) {
+            listeners::make_again(fd)
+        } else {
+            return sys::returned_int(taken.map(|fd| fd as usize));
+        };
+        if let Err(error) = made {
+            return sys::returned_int(Err(error));
         }
-        Target::Dead => sys::returned_int(Err(nothing_more())),
-        // SAFETY: the caller's promise.
-        _ => unsafe { real::accept4(fd, from, len, flags) },
     }
 }
+
+/// The stack of a listener is gone. It is no error of `accept`.
+const GONE: Errno = libc::EOWNERDEAD;
 
 /// Takes a connection out of a listener's queue.
 ///
@@ -215,7 +229,7 @@ unsafe fn take(
     let cloexec = if flags & libc::SOCK_CLOEXEC != 0 { libc::MSG_CMSG_CLOEXEC } else { 0 };
     let mut bytes = [0; Accepted::LEN];
     let (read, received) = match link::receive(listener.fd, &mut bytes, cloexec) {
-        Err(libc::ECONNRESET) => return Err(nothing_more()),
+        Err(libc::ECONNRESET) => return Err(GONE),
         received => received?,
     };
     let accepted = Accepted::from_bytes(&bytes[..read]);
@@ -224,7 +238,7 @@ unsafe fn take(
         // Descriptors that there is no room for are closed by the kernel; an end is the stack's.
         return Err(match read {
             0 if listener.wants(wish::NO_READ) => libc::EINVAL,
-            0 => nothing_more(),
+            0 => GONE,
             _ => libc::EMFILE,
         });
     };
@@ -250,14 +264,6 @@ unsafe fn take(
     // SAFETY: the caller's promise.
     unsafe { address::write(address::of(session.slot, End::Peer), session.entry.v6, from, len) };
     Ok(fd)
-}
-
-/// The stack is gone, and a listener's end shows that for ever. Servers that get an error from `accept` try again at once,
-/// except after this one, and others are kept from spinning.
-fn nothing_more() -> Errno {
-    report::no_listener();
-    sys::nap(20);
-    libc::EMFILE
 }
 
 /// Gives a program one of a session's addresses.

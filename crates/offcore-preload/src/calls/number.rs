@@ -4,14 +4,14 @@ use core::ffi::{c_int, c_uint};
 
 use libc::{c_long, iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
 
-use super::{descriptors, duplicates, make, polling, receive, send, state};
+use super::{descriptors, duplicates, execute, make, polling, receive, send, state};
 use crate::sys;
 
 /// A system call by its number: one that has a function here goes there.
 ///
 /// Sockets cannot be waited for by io_uring, which knows nothing of sessions: there is none.
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-unsafe extern "C" fn syscall(
+pub(super) unsafe extern "C" fn syscall(
     number: c_long,
     a: usize,
     b: usize,
@@ -60,6 +60,8 @@ unsafe extern "C" fn syscall(
             libc::SYS_dup => descriptors::dup(fd).into(),
             libc::SYS_dup2 => duplicates::dup2(fd, b as c_int).into(),
             libc::SYS_dup3 => duplicates::dup3(fd, b as c_int, c as c_int).into(),
+            libc::SYS_execve => execute::execve(a as _, b as _, c as _).into(),
+            libc::SYS_execveat => execute::execveat(fd, b as _, c as _, d as _, e as c_int).into(),
             libc::SYS_prctl => prctl(fd, b, c, d, e).into(),
             libc::SYS_seccomp => {
                 let result = sys::result(sys::call(number, [a, b, c, d, e, f]));

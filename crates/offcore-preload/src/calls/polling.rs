@@ -4,10 +4,11 @@ use core::ffi::c_int;
 
 use libc::epoll_event;
 
+use crate::listeners;
 use crate::polled;
 use crate::real;
-use crate::session::{self, Target};
 use crate::sys;
+use crate::table;
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn epoll_ctl(
@@ -18,7 +19,8 @@ pub(super) unsafe extern "C" fn epoll_ctl(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { real::epoll_ctl(epoll, operation, fd, event) };
-    if result == 0 && matches!(session::find(fd), Target::Undecided(_)) {
+    let known = table::get(fd).is_some_and(|entry| entry.is_open() || listeners::is_kept(entry));
+    if result == 0 && known {
         // SAFETY: the caller's promise: null, or an event.
         let event = unsafe { event.as_ref() }.copied();
         if !polled::remember(epoll, operation, fd, event) {

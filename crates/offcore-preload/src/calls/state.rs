@@ -8,6 +8,7 @@ use offcore_session::slot::{state, wish};
 
 use crate::address::{self, End};
 use crate::decide;
+use crate::listeners;
 use crate::options;
 use crate::real;
 use crate::session::{self, Session, Target};
@@ -44,6 +45,9 @@ fn end(session: &Session, how: c_int) -> Result<usize, Errno> {
     let bits = if read { wish::NO_READ } else { 0 } | if write { wish::END } else { 0 };
     session.slot.wishes.options.fetch_or(bits, Ordering::AcqRel);
     session.mark();
+    if read {
+        listeners::shut_down(session.entry);
+    }
     // What `poll` shows of it is the kernel's to say.
     let _ = sys::shutdown(session.fd, how);
     if connected { Ok(0) } else { Err(libc::ENOTCONN) }

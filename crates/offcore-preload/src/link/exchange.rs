@@ -14,14 +14,71 @@ use crate::sys::{self, Errno};
 /// Room for the longest message.
 const LONGEST: usize = 256;
 /// Where the library's own descriptors are, if there is room: out of the way of programs that count on low numbers.
-pub(super) const AWAY: usize = 1000;
+const AWAY: usize = 1000;
 
-/// Seconds within which the stack answers. One that is stopped must not hold up signals for ever, which wait for the answer.
-const TIMEOUT: libc::time_t = 5;
+/// Seconds within which the stack welcomes a process, which takes as long as hundreds that begin at once need, and within which it
+/// answers later. A stopped stack must not hold up signals for ever, which wait for the answer.
+const WELCOMED: libc::time_t = 60;
+const ANSWERED: libc::time_t = 15;
 
-/// How often it is tried again to attach, and milliseconds before the first time. The stack looks at others for a second.
-const TRIES: u32 = 8;
+/// Milliseconds that a process waits for a busy stack, and the shortest and longest pause between two tries.
+const BUSY: u64 = 30_000;
 const SHORTEST: u64 = 10;
+const LONGEST_NAP: u64 = 160;
+
+/// A step of linking a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Making a page that is zeros in a forked child.
+    Page,
+    /// Making a Unix socket.
+    Socket,
+    /// Connecting it to the stack's path.
+    Connect,
+    /// Sending and receiving messages with descriptors.
+    Message,
+    /// Being admitted by the stack.
+    Welcome,
+}
+
+impl Step {
+    pub(super) fn failed(self, error: Errno) -> Failed {
+        Failed { step: self, error }
+    }
+}
+
+/// Why a process is not linked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Failed {
+    pub(super) step: Step,
+    pub(super) error: Errno,
+}
+
+impl Failed {
+    /// Whether the stack is busy with other programs.
+    fn is_busy(self) -> bool {
+        match self.step {
+            Step::Message => matches!(self.error, libc::ECONNRESET | libc::EPIPE),
+            Step::Welcome => self.error == libc::EAGAIN,
+            _ => false,
+        }
+    }
+}
+
+/// Repeats an attempt while the stack is busy with other programs.
+fn patiently<T>(mut attempt: impl FnMut() -> Result<T, Failed>) -> Result<T, Failed> {
+    let (mut nap, mut waited) = (SHORTEST, 0);
+    loop {
+        match attempt() {
+            Err(failed) if failed.is_busy() && waited < BUSY => {
+                sys::sleep(nap);
+                waited += nap;
+                nap = (2 * nap).min(LONGEST_NAP);
+            }
+            result => return result,
+        }
+    }
+}
 
 /// Descriptors that came with a message.
 #[derive(Debug)]
@@ -143,9 +200,9 @@ fn send(fd: c_int, bytes: &[u8], descriptors: &[c_int]) -> Result<usize, Errno> 
     unsafe { sys::sendmsg(fd, &header, libc::MSG_NOSIGNAL) }
 }
 
-/// Has a socket to the stack wait for so long and no longer.
-fn limit(fd: c_int) {
-    let time = libc::timeval { tv_sec: TIMEOUT, tv_usec: 0 };
+/// Limits the seconds that a socket to the stack waits.
+fn limit(fd: c_int, seconds: libc::time_t) {
+    let time = libc::timeval { tv_sec: seconds, tv_usec: 0 };
     for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
         let (at, len) = ((&raw const time).cast(), size_of::<libc::timeval>());
         // SAFETY: a value that lives until the call returns. Without the option it waits longer.
@@ -154,44 +211,31 @@ fn limit(fd: c_int) {
 }
 
 /// Connects to the stack and says hello.
-pub(super) fn connect() -> Result<(c_int, Received), Errno> {
-    let mut connected = connect_once();
-    // Many programs that begin at once may have to wait for one another.
-    for tries in 0..TRIES {
-        if !matches!(connected, Err(libc::ECONNRESET | libc::EPIPE)) {
-            break;
-        }
-        sys::sleep(SHORTEST << tries);
-        connected = connect_once();
-    }
-    connected.inspect_err(|error| report::no_stack(*error))
+pub(super) fn connect() -> Result<(c_int, Received), Failed> {
+    patiently(connect_once)
 }
 
-fn connect_once() -> Result<(c_int, Received), Errno> {
+fn connect_once() -> Result<(c_int, Received), Failed> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     // SAFETY: it takes no addresses.
     let fd = unsafe { sys::call(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0, 0, 0, 0]) };
-    let fd = c_int::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or(libc::EMFILE)?;
-    limit(fd);
+    let fd = sys::result(fd).map_err(|error| Step::Socket.failed(error))? as c_int;
+    limit(fd, WELCOMED);
     let address = address();
     let args = [fd as usize, &raw const address as usize, size_of::<sockaddr_un>(), 0, 0, 0];
     // SAFETY: an address that lives until the call returns.
-    match unsafe { sys::call(libc::SYS_connect, args) } {
-        0 => greet(fd),
-        error => {
-            let _ = sys::close(fd);
-            Err(-error as Errno)
-        }
-    }
-}
-
-/// Says hello on a new socket to the stack, and is welcomed. An error closes it.
-fn greet(fd: c_int) -> Result<(c_int, Received), Errno> {
-    let hello = Hello { version: VERSION, key: environment::key() };
-    let received = send(fd, &hello.to_bytes(), &[]).and_then(|_| welcome(fd));
-    received.map(|received| (fd, received)).inspect_err(|_| {
+    let connected = sys::result(unsafe { sys::call(libc::SYS_connect, args) });
+    let greeted = connected.map_err(|error| Step::Connect.failed(error)).and_then(|_| greet(fd));
+    greeted.map(|received| (fd, received)).inspect_err(|_| {
         let _ = sys::close(fd);
     })
+}
+
+/// Says hello on a new socket to the stack, and is welcomed.
+fn greet(fd: c_int) -> Result<Received, Failed> {
+    let hello = Hello { version: VERSION, key: environment::key() };
+    send(fd, &hello.to_bytes(), &[]).map_err(|error| Step::Message.failed(error))?;
+    welcome(fd)
 }
 
 fn address() -> sockaddr_un {
@@ -205,55 +249,65 @@ fn address() -> sockaddr_un {
 }
 
 /// A forked child asks for a socket of its own over the one that it has from its parent, and introduces itself there.
-pub(super) fn fork(inherited: c_int) -> Result<(c_int, Received), Errno> {
+pub(super) fn fork(inherited: c_int) -> Result<(c_int, Received), Failed> {
+    patiently(|| fork_once(inherited))
+}
+
+fn fork_once(inherited: c_int) -> Result<(c_int, Received), Failed> {
     let mut pair = [MaybeUninit::<c_int>::uninit(); 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     let args = [libc::AF_UNIX as usize, kind as usize, 0, pair.as_mut_ptr() as usize, 0, 0];
     // SAFETY: room for two descriptors.
-    if unsafe { sys::call(libc::SYS_socketpair, args) } < 0 {
-        return Err(libc::EMFILE);
-    }
+    let made = sys::result(unsafe { sys::call(libc::SYS_socketpair, args) });
+    made.map_err(|error| Step::Socket.failed(error))?;
     // SAFETY: the call has filled both.
     let [ours, theirs] = pair.map(|fd| unsafe { fd.assume_init() });
-    limit(ours);
+    limit(ours, WELCOMED);
     let sent = send(inherited, &Question::new(Call::Fork, NONE, 0).to_bytes(), &[theirs]);
     let _ = sys::close(theirs);
     super::look();
     let mut bytes = [0; LONGEST];
-    let answer = sent.and_then(|_| receive(ours, &mut bytes, libc::MSG_CMSG_CLOEXEC));
+    let answer = match sent {
+        Ok(_) => {
+            receive(ours, &mut bytes, libc::MSG_CMSG_CLOEXEC).map_err(|error| Step::Message.failed(error))
+        }
+        // The parent's stack is gone.
+        Err(error) => Err(Step::Connect.failed(error)),
+    };
     let _ = sys::close(ours);
     let (_, descriptors) = answer?;
-    match descriptors.as_slice() {
-        [socket] => {
-            limit(*socket);
-            greet(*socket)
-        }
-        _ => {
-            descriptors.close();
-            Err(libc::EPROTO)
-        }
-    }
+    let [socket] = *descriptors.as_slice() else {
+        descriptors.close();
+        // The stack has closed the other end: it has no room for a guest.
+        return Err(Step::Message.failed(libc::ECONNRESET));
+    };
+    limit(socket, WELCOMED);
+    greet(socket).map(|received| (socket, received)).inspect_err(|_| {
+        let _ = sys::close(socket);
+    })
 }
 
 /// Waits for the stack's first message.
-fn welcome(fd: c_int) -> Result<Received, Errno> {
+fn welcome(fd: c_int) -> Result<Received, Failed> {
     let mut bytes = [0; LONGEST];
-    let (len, descriptors) = receive(fd, &mut bytes, libc::MSG_CMSG_CLOEXEC)?;
+    let received = receive(fd, &mut bytes, libc::MSG_CMSG_CLOEXEC);
+    let (len, descriptors) = received.map_err(|error| Step::Message.failed(error))?;
     let welcome = Welcome::from_bytes(&bytes[..len]);
-    let error = match welcome {
-        None if len == 0 => libc::ECONNRESET,
-        None => libc::EPROTO,
+    let failed = match welcome {
+        None if len == 0 => Step::Message.failed(libc::ECONNRESET),
+        None => Step::Message.failed(libc::EPROTO),
         Some(welcome) if welcome.version != VERSION => {
             report::other_version(welcome.version);
-            libc::EPROTO
+            Step::Welcome.failed(libc::EPROTO)
         }
-        // The system says this of a stack that does not answer.
-        Some(welcome) if welcome.error as Errno == libc::EAGAIN => libc::ECONNRESET,
-        Some(welcome) if welcome.error != 0 => welcome.error as Errno,
-        Some(welcome) => return Ok(Received { welcome, descriptors }),
+        Some(welcome) if welcome.error != 0 => Step::Welcome.failed(welcome.error as Errno),
+        Some(welcome) => {
+            limit(fd, ANSWERED);
+            return Ok(Received { welcome, descriptors });
+        }
     };
     descriptors.close();
-    Err(error)
+    Err(failed)
 }
 
 /// Asks the stack and waits for the answer; `sent` is called in between.
@@ -276,10 +330,14 @@ pub(super) fn ask(
     }
 }
 
-/// A duplicate whose number programs do not use; any other one when there is no room there.
+/// A duplicate as [`far`] makes it, or one with any number.
 pub(super) fn away(fd: c_int) -> Result<c_int, Errno> {
-    let moved = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, AWAY);
-    moved.or_else(|_| sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3)).map(|moved| moved as c_int)
+    far(fd).or_else(|_| sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3).map(|moved| moved as c_int))
+}
+
+/// A duplicate with a number that programs do not use.
+pub(crate) fn far(fd: c_int) -> Result<c_int, Errno> {
+    sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, AWAY).map(|moved| moved as c_int)
 }
 
 /// Puts a duplicate in the place of another one of the library's own.

@@ -29,7 +29,7 @@ const SOCKET: &str = "stack.sock";
 const BEGINS_WITHIN: Duration = Duration::from_secs(30);
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 /// How long a stack may be busy with other programs that begin.
-const TURN_WITHIN: Duration = Duration::from_secs(3);
+const TURN_WITHIN: Duration = Duration::from_secs(30);
 /// Time between two looks, and two for processes that have been left.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const LEFT_EVERY: Duration = Duration::from_millis(200);

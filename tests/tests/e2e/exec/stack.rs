@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use offcore_bench::peer::process::Process;
 use peers::offcore::Signal;
 use peers::{Need, one_core, require};
 
@@ -52,7 +54,7 @@ fn stack_is_killed() {
     stack.signal(Signal::KILL).unwrap();
     until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
     drop(stack);
-    // The workers have nothing to do now, though their listeners have ended.
+    // The workers have little to do now, though their listeners have ended.
     let log = || fs::read_to_string(&server.log).unwrap();
     let before = workers.iter().map(|&worker| busy(worker)).sum::<Duration>();
     let start = Instant::now();
@@ -60,18 +62,110 @@ fn stack_is_killed() {
     let spent = workers.iter().map(|&worker| busy(worker)).sum::<Duration>() - before;
     assert!(spent < start.elapsed() / 4, "{spent:?} of {:?}: {}", start.elapsed(), log());
 
-    // What begins now finds the new stack at the same path.
+    // The workers, which have changed their user, may not listen again: nginx starts others, which share its own listeners.
     stage.start_stack();
     download.kill();
     // It knows nothing of connections of the other one.
     idle.write_all(b"GET").unwrap();
     assert_eq!(idle.read(&mut [0]).map_err(|error| error.kind()), Err(ErrorKind::ConnectionReset));
+    let page = [&url(STACK[0], "1000000")[..]];
+    let fetches = || stage.connects(STACK[0], 8080) && curl(&stage.netns, &page) == nginx::file(1_000_000);
+    until("the server at the new stack", fetches, log);
     server.quit();
-    fs::remove_file(&server.log).unwrap();
-    let server = Wanted { workers: 2, ..PLAIN }.start(&stage);
-    assert!(curl(&stage.netns, &[&url(STACK[0], "1000000")]) == nginx::file(1_000_000));
-    server.stop();
     stage.stop();
+}
+
+/// Servers that wait for connections in all ways, in Python: what each answers is its name.
+const SERVERS: &str = "
+import asyncio, os, select, socket, sys
+name, address, port = sys.argv[1:]
+def listen(): return socket.create_server((address, int(port)), backlog=7)
+def serve(listener):
+    connection, _ = listener.accept(); connection.sendall(name.encode()); connection.close()
+def serve_all(listener):
+    try:
+        while True: serve(listener)
+    except BlockingIOError: pass
+if name == 'accept':
+    listener = listen()
+    while True: serve(listener)
+if name == 'forked':
+    listener = listen()
+    [os.fork() for _ in range(2)]
+    while True: serve(listener)
+if name == 'edges':
+    listener = listen(); listener.setblocking(False)
+    epoll = select.epoll(); epoll.register(listener, select.EPOLLIN | select.EPOLLET)
+    while True: epoll.poll(); serve_all(listener)
+if name == 'poll':
+    listener = listen(); listener.setblocking(False)
+    poll = select.poll(); poll.register(listener, select.POLLIN)
+    while True: poll.poll(); serve_all(listener)
+async def answer(_, writer): writer.write(name.encode()); await writer.drain(); writer.close()
+async def run(): await (await asyncio.start_server(answer, address, int(port))).serve_forever()
+asyncio.run(run())
+";
+
+/// The stack is restarted twice: a listener can move more than once.
+#[test]
+fn listeners_outlive_their_stack() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
+    let _core = one_core();
+    let mut stage = Stage::new();
+    let script = stage.write("servers.py", SERVERS);
+    let wanted = [
+        ("accept", STACK[0], 9001),
+        ("accept", "0.0.0.0", 9002),
+        ("forked", "0.0.0.0", 9003),
+        ("edges", "0.0.0.0", 9004),
+        ("poll", STACK[0], 9005),
+        ("asyncio", "0.0.0.0", 9006),
+    ];
+    let servers = wanted.map(|(name, address, port)| {
+        let server = stage.start(&["python3", &script, name, address, &port.to_string()]);
+        stage.wait_listening(STACK[0], port, &server);
+        server
+    });
+    for _ in 0..2 {
+        let mut stack = stage.stack.take().unwrap();
+        stack.signal(Signal::KILL).unwrap();
+        until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
+        drop(stack);
+        // All of them find out before there is another one.
+        thread::sleep(Duration::from_millis(300));
+        stage.start_stack();
+        for ((name, _, port), server) in wanted.iter().zip(&servers) {
+            let answers = || {
+                let mut answer = String::new();
+                let to = SocketAddr::new(STACK[0].parse().unwrap(), *port);
+                let connected =
+                    stage.netns.within(|| Ok(TcpStream::connect_timeout(&to, Duration::from_secs(2))));
+                let read = connected.unwrap().and_then(|mut stream| stream.read_to_string(&mut answer));
+                read.is_ok() && answer == *name
+            };
+            until("a server at the new stack", answers, || format!("{name}: {}", server.tail()));
+        }
+    }
+    stage.stop();
+}
+
+#[test]
+fn programs_end_with_their_stack() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
+    let _core = one_core();
+    let mut stage = Stage::new();
+    let script = stage.write("servers.py", SERVERS);
+    let mut command = stage.netns.command(peers::offcore::binary().unwrap());
+    command.args(["exec", "--stack", &stage.socket(), "--on-loss", "exit", "python3", &script]);
+    command.args(["poll", "0.0.0.0", "9001"]);
+    let mut server = Process::spawn("python3", command).unwrap();
+    stage.wait_listening(STACK[0], 9001, &server);
+    let mut stack = stage.stack.take().unwrap();
+    stack.signal(Signal::KILL).unwrap();
+    until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
+    let status = server.wait_for_exit(super::TIMEOUT).unwrap();
+    assert_eq!(status.code(), Some(1), "{}", server.tail());
+    assert!(server.tail().contains("the program ends (--on-loss exit)"), "{}", server.tail());
 }
 
 /// Listens twice: there is a file in between.

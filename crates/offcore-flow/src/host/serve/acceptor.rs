@@ -19,7 +19,7 @@ use arrayvec::ArrayVec;
 use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_setfl};
-use rustix::io::Errno;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_protocol, socket_type};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, accept_with, ipproto, shutdown};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -56,6 +56,13 @@ pub(super) enum Come {
 pub(super) struct Kernel {
     listener: Arc<OwnedFd>,
     name: Name,
+}
+
+impl Kernel {
+    /// Another descriptor of the kernel's listener, for a process that has come by the session.
+    pub(super) fn try_clone(&self) -> Result<OwnedFd, Errno> {
+        fcntl_dupfd_cloexec(&self.listener, 0)
+    }
 }
 
 /// What the thread hears of, in this order. To add a listener to what it waits for, or to remove it, is its own work: that

@@ -9,7 +9,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::Serve;
 use super::ports::ANY;
-use super::session::What;
+use super::session::{Listener, What};
 use crate::host::Calls;
 
 /// The first port that everybody may have.
@@ -36,21 +36,26 @@ impl Serve {
         if has >= OF_USER || here.nth(AT_PORT).is_some() { Err(Errno::NOBUFS) } else { Ok(()) }
     }
 
-    /// The port of a stream: the one that is wanted, or one that nobody has. `shares`: whether it is to listen and share what it
-    /// has; none is not known before it listens.
+    /// The port of a stream: the requested one, or a free one. `listens` is set by `listen`: whether it shares the port, and the
+    /// cookie of the kernel's listener.
     pub(super) fn stream_port(
         &self,
         app: usize,
         address: Option<IpAddr>,
         port: u16,
-        shares: Option<bool>,
+        listens: Option<(bool, u64)>,
     ) -> Result<u16, Errno> {
         let user = self.user_of(app);
         if port != 0 {
             // Others may have bound it, too: who listens first has it. It is shared among one user's, as in Linux.
+            // Processes that share a kernel listener share its port.
+            let (shares, cookie) = listens.unwrap_or((true, 0));
+            let shared = |listener: &Listener| {
+                listener.shares && shares || listener.cookie != 0 && listener.cookie == cookie
+            };
             let has = |(other, what): (usize, &What)| {
                 matches!(what, What::Listener(listener) if overlap(listener.address, address)
-                    && !(listener.shares && shares.unwrap_or(true) && self.user_of(other) == user))
+                    && !(shared(listener) && self.user_of(other) == user))
             };
             return if self.at(port).any(has) { Err(Errno::ADDRINUSE) } else { Ok(port) };
         }

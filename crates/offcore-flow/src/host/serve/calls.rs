@@ -329,6 +329,7 @@ impl Serve {
         calls: &mut Calls<'_>,
     ) -> Result<Reply, Errno> {
         let shares = question.value & SHARE_PORT != 0;
+        let cookie = kernel.as_ref().and_then(|kernel| socket_cookie(kernel).ok()).unwrap_or(0);
         let backlog = (question.value & !(SHARE_PORT | ONLY_V6)).clamp(1, u16::MAX.into()) as usize;
         let application = self.app(app).ok_or(Errno::BADF)?;
         let id = application.id;
@@ -344,21 +345,23 @@ impl Serve {
             (Some((address, port)), _) => {
                 // Others may have begun to listen there since it was bound.
                 self.end_closed_at(port, calls);
-                (address, self.stream_port(app, address, port, Some(shares))?)
+                (address, self.stream_port(app, address, port, Some((shares, cookie)))?)
             }
             (None, Some(local)) => {
                 let address = bound_to(local.ip(), question.value);
                 self.may_bind(app, local.port())?;
-                (address, self.stream_port(app, address, local.port(), Some(shares))?)
+                (address, self.stream_port(app, address, local.port(), Some((shares, cookie)))?)
             }
             (None, None) => return Err(Errno::INVAL),
         };
-        let listener = calls.stack.listen(id, address, port, backlog, shares).map_err(errno)?;
+        let listener =
+            calls.stack.listen(id, address, port, backlog, shares || cookie != 0).map_err(errno)?;
         let what = What::Listener(Listener {
             id: listener,
             address,
             port,
             shares,
+            cookie,
             kernel: None,
             come: VecDeque::new(),
             held: None,
@@ -431,7 +434,12 @@ impl Serve {
         let cookie = socket_cookie(end)?;
         let application = self.app(app).ok_or(Errno::BADF)?;
         let number = application.find_session(cookie).ok_or(Errno::BADF)?;
-        self.named(app, number)
+        let kernel = match application.session(number).map(|session| &session.what) {
+            Some(What::Listener(Listener { kernel: Some(kernel), .. })) => Some(kernel.try_clone()?),
+            _ => None,
+        };
+        let reply = self.named(app, number)?;
+        Ok(Reply { end: kernel, ..reply })
     }
 
     fn info(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) -> Result<Reply, Errno> {

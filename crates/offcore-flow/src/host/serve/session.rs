@@ -51,6 +51,8 @@ pub(super) struct Listener {
     pub(super) port: u16,
     /// Whether others may listen there.
     pub(super) shares: bool,
+    /// What the kernel calls its own listener there; 0 for none. Processes that have one in common may all listen by it.
+    pub(super) cookie: u64,
     /// The kernel's listener that belongs to it, and what has come there and is not passed on.
     pub(super) kernel: Option<Kernel>,
     pub(super) come: VecDeque<Come>,

@@ -1,0 +1,246 @@
+//! A program never changes its network by itself: its sockets use the stack, or fail.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use peers::offcore::Signal;
+use peers::{Need, Netns, offcore, one_core, require};
+
+use super::{KERNEL, NEEDS, STACK, Stage, until};
+
+/// Connects to a neighbour, without waiting, and listens at an address of the stack's and at all addresses: says what the calls
+/// return. The kernel has a way to the neighbour, too.
+const ASKS: &str = "
+import os, socket, sys
+def tcp(): s = socket.socket(); s.setblocking(False); return s
+def listen(address):
+    s = tcp()
+    try: s.bind((address, 9000)); s.listen()
+    except OSError as error: return os.strerror(error.errno)
+    return 'listens'
+def ask(): print(os.strerror(tcp().connect_ex(('10.77.0.9', 80))), listen('10.77.0.2'), listen('0.0.0.0'), sep='; ', flush=True)
+ask()
+";
+const UNDER_WAY: &str = "Operation now in progress";
+const FAILS: &str = "Network is down; Network is down; Network is down\n";
+
+/// System calls of x86-64 Linux, and errors.
+const MADVISE: u32 = 28;
+const SOCKET: u32 = 41;
+const CONNECT: u32 = 42;
+const SENDMSG: u32 = 46;
+const EPERM: u32 = 1;
+const EAFNOSUPPORT: u32 = 97;
+
+fn needs() -> Option<()> {
+    require(&[&NEEDS[..], &[Need::Python]].concat())
+}
+
+fn script(stage: &Stage, netns: &Netns, flags: &[&str], script: &str) -> Command {
+    let mut command = netns.command(offcore::binary().unwrap());
+    command.args(["exec", "--stack", &stage.socket()]).args(flags).args(["python3", "-c", script]);
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn printed(mut command: Command) -> (String, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    assert!(status.success(), "{status}: {}", text(&stderr));
+    (text(&stdout), text(&stderr))
+}
+
+/// A script that first installs a system call filter: call `number` fails with `error`. `first`: only if its first argument is 1.
+fn denied(number: u32, error: u32, first: bool) -> String {
+    let compare = if first {
+        format!("[(0x15, 0, 3, {number}), (0x20, 0, 0, 16), (0x15, 0, 1, 1)]")
+    } else {
+        format!("[(0x15, 0, 1, {number})]")
+    };
+    format!(
+        "
+import ctypes, struct
+code = [(0x20, 0, 0, 0)] + {compare} + [(6, 0, 0, 0x50000 | {error}), (6, 0, 0, 0x7fff0000)]
+code = b''.join(struct.pack('HBBI', *each) for each in code)
+buffer = ctypes.create_string_buffer(code)
+class Program(ctypes.Structure): _fields_ = [('len', ctypes.c_ushort), ('code', ctypes.c_void_p)]
+libc = ctypes.CDLL(None)
+assert libc.prctl(22, 2, ctypes.byref(Program(len(code) // 8, ctypes.addressof(buffer))), 0, 0) == 0
+{ASKS}"
+    )
+}
+
+#[test]
+fn sockets_fail_without_the_stack() {
+    let Some(()) = needs() else { return };
+    let _core = one_core();
+    let mut stage = Stage::new();
+    let ask = |flags: &[&str], script_text: &str| printed(script(&stage, &stage.netns, flags, script_text));
+    assert_eq!(ask(&[], ASKS).0, format!("{UNDER_WAY}; listens; listens\n"));
+    for (number, error, first, words) in [
+        (SOCKET, EAFNOSUPPORT, true, "may not make Unix sockets (AF_UNIX)"),
+        (SENDMSG, EPERM, false, "may not use sendmsg and recvmsg"),
+        (CONNECT, EPERM, false, "may not connect Unix sockets"),
+    ] {
+        let (said, warned) = ask(&[], &denied(number, error, first));
+        assert_eq!(said, FAILS, "{warned}");
+        assert!(warned.contains(words) && warned.ends_with("sockets that need it fail\n"), "{warned}");
+    }
+    // The page that tells a child from its parent is made before a program begins.
+    let madvise = format!(
+        "{}\nos.execvp('python3', ['python3', '-c', {ASKS:?}])",
+        denied(MADVISE, EPERM, false).replace("ask()\n", "")
+    );
+    let (said, warned) = ask(&[], &madvise);
+    assert_eq!(said, FAILS, "{warned}");
+    assert!(warned.contains("may not use madvise"), "{warned}");
+    let few = format!("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (6, 6))\n{ASKS}");
+    let (said, warned) = ask(&[], &few);
+    assert_eq!(said, "Too many open files; Too many open files; Too many open files\n", "{warned}");
+    assert!(warned.contains("raise its limit (ulimit -n)"), "{warned}");
+
+    // The stack dies under two programs.
+    let (go, dead) = (stage.path("go"), stage.path("dead"));
+    let waits = format!(
+        "{ASKS}\nimport time; open('{go}', 'w').close()\nwhile not os.path.exists('{dead}'): time.sleep(0.01)\nask()"
+    );
+    let program =
+        script(&stage, &stage.netns, &[], &waits).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let kernel =
+        script(&stage, &stage.netns, &["--fallback", "kernel"], &waits.replace(&go, &stage.path("gone")))
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+    until(
+        "two programs",
+        || [&go, &stage.path("gone")].iter().all(|path| fs::metadata(path).is_ok()),
+        String::new,
+    );
+    let mut stack = stage.stack.take().unwrap();
+    stack.signal(Signal::KILL).unwrap();
+    until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
+    drop(stack);
+    fs::write(&dead, "").unwrap();
+    let said = text(&program.wait_with_output().unwrap().stdout);
+    assert_eq!(said.split_once('\n').unwrap().1, FAILS);
+    let said = text(&kernel.wait_with_output().unwrap().stdout);
+    let expected = format!("{UNDER_WAY}; Cannot assign requested address; listens\n");
+    assert_eq!(said.split_once('\n').unwrap().1, expected);
+}
+
+/// Also where binding says nothing: every address can be bound to with `ip_nonlocal_bind`, and where `lo` is down.
+#[test]
+fn own_addresses_are_found_by_route() {
+    let Some(()) = needs() else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let run = |command: &[&str]| {
+        assert!(stage.netns.command(command[0]).args(&command[1..]).status().unwrap().success())
+    };
+    let goes = format!(
+        "import socket
+for kind, to in ((1, '{KERNEL}'), (1, '10.77.0.9'), (2, '10.77.0.255')):
+    s = socket.socket(type=kind); s.setblocking(False); s.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1); s.connect_ex((to, 80))
+s = socket.socket(); s.bind(('{}', 9000)); s.listen()",
+        STACK[0]
+    );
+    let expected = format!(
+        "connect tcp {KERNEL}:80: kernel (an address of the kernel's own)
+connect tcp 10.77.0.9:80: stack
+connect udp 10.77.0.255:80: kernel (an address of the kernel's own)
+listen tcp {}:9000: stack
+",
+        STACK[0]
+    );
+    let said = || {
+        let (_, said) = printed(script(&stage, &stage.netns, &["-v"], &goes));
+        said.lines().map(|line| format!("{}\n", line.split_once("]: ").unwrap().1)).collect::<String>()
+    };
+    assert_eq!(said(), expected);
+    run(&["sysctl", "-qw", "net.ipv4.ip_nonlocal_bind=1"]);
+    assert_eq!(said(), expected);
+    run(&["sysctl", "-qw", "net.ipv4.ip_nonlocal_bind=0"]);
+    run(&["ip", "link", "set", "lo", "down"]);
+    assert_eq!(said(), expected);
+    stage.stop();
+}
+
+/// Executes `env` in each way, with an environment that preloads another library, or nothing.
+const EXECUTES: &str = r#"
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+extern char **environ;
+int main(int count, char **words) {
+    const char *way = words[1], *program = "/usr/bin/env";
+    char *arguments[] = {"env", NULL}, preload[4096] = "LD_PRELOAD=", *with[4000] = {NULL};
+    if (count > 2) with[0] = strcat(preload, words[2]);
+    if (!strcmp(way, "many")) for (int i = 0; i < 3998; i++) with[i] = i ? "A=b" : preload;
+    if (count > 2) setenv("LD_PRELOAD", words[2], 1); else clearenv();
+    pid_t pid = 0;
+    if (!strcmp(way, "execve") || !strcmp(way, "many")) execve(program, arguments, with);
+    if (!strcmp(way, "execv")) execv(program, arguments);
+    if (!strcmp(way, "execvp")) execvp(program, arguments);
+    if (!strcmp(way, "execvpe")) execvpe("env", arguments, with);
+    if (!strcmp(way, "execl")) execl(program, "env", "-u", "1", "-u", "2", "-u", "3", "-u", "4", NULL);
+    if (!strcmp(way, "execlp")) execlp(program, "env", NULL);
+    if (!strcmp(way, "execle")) execle(program, "env", "-u", "1", "-u", "2", "-u", "3", NULL, with);
+    if (!strcmp(way, "fexecve")) fexecve(open(program, O_RDONLY), arguments, with);
+    if (!strcmp(way, "execveat")) execveat(AT_FDCWD, program, arguments, with, 0);
+    if (!strcmp(way, "syscall")) syscall(SYS_execve, program, arguments, with);
+    if (!strcmp(way, "vfork") && !(pid = vfork())) execve(program, arguments, with);
+    if (!strcmp(way, "posix_spawn")) posix_spawn(&pid, program, NULL, NULL, arguments, with);
+    if (!strcmp(way, "posix_spawnp")) posix_spawnp(&pid, "env", NULL, NULL, arguments, with);
+    if (!strcmp(way, "system")) return system(program);
+    if (!strcmp(way, "popen")) {
+        FILE *from = popen(program, "r");
+        for (int c; (c = getc(from)) != EOF;) putchar(c);
+        return pclose(from);
+    }
+    int status = -1;
+    waitpid(pid, &status, 0);
+    return status;
+}
+"#;
+
+#[test]
+fn executed_programs_keep_the_library() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Cc]].concat()) else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let compile = |text: &str, name: &str, options: &[&str]| {
+        let source = stage.write(&format!("{name}.c"), text);
+        let path = stage.path(name);
+        let status = Command::new("cc").args(["-w", "-o", &path, &source]).args(options).status().unwrap();
+        assert!(status.success());
+        path
+    };
+    let program = compile(EXECUTES, "executes", &[]);
+    let other = compile("int other;", "other.so", &["-shared", "-fPIC"]);
+    let ways = "execve many execv execvp execvpe execl execlp execle fexecve execveat syscall vfork posix_spawn posix_spawnp system popen";
+    for way in ways.split(' ') {
+        for preload in [&[][..], &[other.as_str()]] {
+            let words = [&[program.as_str(), way][..], preload].concat();
+            let (said, warned) = printed(stage.on_stack(&stage.netns, &["tcp:80"], &words));
+            let values = |name: &str| {
+                let lines = said.lines().filter_map(|line| line.strip_prefix(name));
+                lines.map(str::to_owned).collect::<Vec<_>>()
+            };
+            let libraries = values("OFFCORE_LIBRARY=");
+            let [library] = &libraries[..] else { panic!("{way} {preload:?}: {said}{warned}") };
+            let expected = [&[library.as_str()][..], preload].concat().join(":");
+            assert_eq!(values("LD_PRELOAD="), [expected], "{way} {preload:?}");
+            assert_eq!(values("OFFCORE_ONLY="), ["tcp:80"], "{way} {preload:?}");
+            assert_eq!(values("OFFCORE_STACK="), [stage.socket()], "{way} {preload:?}");
+        }
+    }
+    stage.stop();
+}
