@@ -219,6 +219,9 @@ impl Input<'_> {
             congestion: tcb.agreed.ecn && segment.has(TcpFlags::ECE),
             has_data: segment.payload_len > 0,
         };
+        if let Some(sample) = report.rtt.filter(|_| segment.payload_len >= tcb.receiver.peer_mss().into()) {
+            tcb.receiver.measure(sample);
+        }
         let acked = match tcb.sender.report(self.now, &report) {
             Ok(acked) => acked,
             Err(Strange::Unsent | Strange::Ancient) => {

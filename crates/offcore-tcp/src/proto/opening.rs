@@ -6,7 +6,7 @@ use super::addr::{AppId, ConnId, FlowKey};
 use super::config::Buffers;
 use super::conns::Conn;
 use super::flows::Entry;
-use super::handshake::{self, Both, Half, Offered, SYN_ACK_RETRIES, SYN_RETRIES, SYN_TIMEOUT, Wishes};
+use super::handshake::{self, Both, Half, Offered, SYN_ACK_RETRIES, SYN_RETRIES, SYN_TIMEOUT};
 use super::ip::Envelope;
 use super::output::{self, Fields, TxChecksum};
 use super::packet::{Cause, DropReason, Event, Out, Verdict};
@@ -193,12 +193,6 @@ impl Stack {
         if let Some(fields) = output::reset_for(segment) {
             self.send_fields(now, key, &fields, out);
         }
-    }
-
-    /// What this end wants of a connection that a listener is asked for.
-    fn wishes_of(&self, half: &Half) -> Wishes {
-        let buffers = self.listeners.get(half.listener).map_or_else(Buffers::default, |this| this.buffers);
-        self.wishes.with(buffers, &self.config)
     }
 
     /// Sends a segment of headers only that belongs to no connection.

@@ -6,6 +6,7 @@ use offcore_session::{Fifo, Place};
 
 use super::addr::{AppId, ConnId};
 use super::config::Buffers;
+use super::handshake::{Half, Wishes};
 use super::stack::Stack;
 
 /// How much of what an application may write ahead it can write now, in bytes.
@@ -31,6 +32,12 @@ impl Stack {
         if let Some(listener) = self.listeners.get_mut(listener) {
             listener.buffers = buffers;
         }
+    }
+
+    /// This end's wishes for a connection to a listener.
+    pub(super) fn wishes_of(&self, half: &Half) -> Wishes {
+        let buffers = self.listeners.get(half.listener).map_or_else(Buffers::default, |this| this.buffers);
+        self.wishes.with(buffers, &self.config)
     }
 
     /// How much room a connection or datagram socket has.
