@@ -5,6 +5,8 @@
 #include <linux/filter.h>
 #include <linux/sockios.h>
 
+static char buffer[4096];
+
 struct option {
     const char *name;
     int level, number, value;
@@ -292,6 +294,40 @@ static void kept(void)
     close(fd);
 }
 
+// What options do, as the peer sees it, and this side.
+static void effects(void)
+{
+    uint16_t port = (uint16_t)must("listen 2 %s 64", all_arguments[3]);
+    int fd = tcp(AF_INET);
+    set_int(fd, IPPROTO_IP, IP_TOS, 0x48);
+    set_int(fd, IPPROTO_IP, IP_TTL, 33);
+    set_int(fd, IPPROTO_TCP, TCP_MAXSEG, 1000);
+    join(fd, peer(AF_INET, port));
+    must("accept 2 1");
+    peer_says("effect-marks", "marks 1");
+    // Data wakes this side when there is as much as it wants.
+    set_int(fd, SOL_SOCKET, SO_RCVLOWAT, 10);
+    must("text 1 abcde");
+    must("settle 1");
+    must("pause 50");
+    polled("effect-lowat-few", fd, POLLIN);
+    must("text 1 fghij");
+    await(fd, POLLIN);
+    polled("effect-lowat-enough", fd, POLLIN);
+    bytes("effect-lowat-recv", recv(fd, buffer, 99, 0), buffer);
+    must("text 1 abcde");
+    must("settle 1");
+    must("pause 50");
+    result("effect-lowat-dontwait", recv(fd, buffer, 99, MSG_DONTWAIT));
+    must("text 1 end");
+    must("shutdown 1");
+    await(fd, POLLIN);
+    polled("effect-lowat-end", fd, POLLIN);
+    result("effect-lowat-end-recv", recv(fd, buffer, 99, 0));
+    close(fd);
+    must("close 2");
+}
+
 // An option that protects is refused, or it protects: there is no connection in spite of it.
 static void protects(const char *label, int level, int name, const void *value, socklen_t len)
 {
@@ -391,6 +427,7 @@ int main(int argc, char **argv)
     close(fd);
     cork();
     kept();
+    effects();
     protected();
     multipath();
     end();

@@ -192,6 +192,29 @@ static void do_recvfrom(int slot, int flags)
     snprintf(out, sizeof out, "ok %zd %08x", len, checksum(NO_BYTES, data, (size_t)len));
 }
 
+// What the packets of a connection that was accepted carried, and the segments that its peer takes.
+static void do_marks(int fd)
+{
+    int on = 1, mss = 0, tos = -1, ttl = -1;
+    char room[256];
+    struct msghdr header = {.msg_control = room, .msg_controllen = sizeof room};
+    socklen_t len = sizeof room;
+    setsockopt(fd, IPPROTO_IP, IP_RECVTOS, &on, sizeof on);
+    setsockopt(fd, IPPROTO_IP, IP_RECVTTL, &on, sizeof on);
+    if (getsockopt(fd, IPPROTO_IP, IP_PKTOPTIONS, room, &len))
+        return outcome(false);
+    header.msg_controllen = len;
+    for (struct cmsghdr *found = CMSG_FIRSTHDR(&header); found; found = CMSG_NXTHDR(&header, found)) {
+        if (found->cmsg_type == IP_TOS)
+            tos = *CMSG_DATA(found);
+        else if (found->cmsg_type == IP_TTL)
+            memcpy(&ttl, CMSG_DATA(found), sizeof ttl);
+    }
+    len = sizeof mss;
+    getsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &mss, &len);
+    snprintf(out, sizeof out, "ok tos %x ttl %d segment %d", tos, ttl, mss);
+}
+
 static void do_up(int fd, int milliseconds)
 {
     struct pollfd poll_fd = {.fd = fd, .events = POLLOUT};
@@ -301,6 +324,8 @@ static void do_verb(char **word)
         do_records(fd, atol(word[2]), (size_t)atol(word[3]));
     else if (!strcmp(verb, "line"))
         do_line(fd);
+    else if (!strcmp(verb, "marks"))
+        do_marks(fd);
     else if (!strcmp(verb, "up"))
         do_up(fd, atoi(word[2]));
     else if (!strcmp(verb, "error"))

@@ -9,7 +9,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use offcore_session::message::{Call, NONE, ONLY_V6, Question, SHARE_ADDRESS, SHARE_PORT, Session as Where};
-use offcore_session::slot::{Slot, state, wish};
+use offcore_session::slot::{OPTIONS, Slot, state, wish};
 
 use crate::address;
 use crate::datagram_options;
@@ -90,8 +90,7 @@ fn become_session(
     // A stream without options has the stack's.
     let has = entry.kind == Kind::OpenDatagrams || entry.generation & open::SET != 0;
     let options = has.then(|| Options::of(fd, entry, end));
-    let kept = (has && kind == Kind::Stream)
-        .then(|| (stream_options::of_kernel(fd, entry.v6), stream_options::buffers(fd, entry.v6)));
+    let buffers = (has && kind == Kind::Stream).then(|| stream_options::buffers(fd, entry.v6));
     if let Ok(owner @ 1..) = sys::fcntl(fd, libc::F_GETOWN, 0) {
         let _ = sys::fcntl(end, libc::F_SETOWN, owner);
     }
@@ -110,8 +109,7 @@ fn become_session(
     if let Some(options) = options {
         options.give(&session);
     }
-    if let Some((kept, [send, receive])) = kept {
-        session.slot.kept.inherit(&kept);
+    if let Some([send, receive]) = buffers {
         session.slot.wishes.send_buffer.store(send, Ordering::Relaxed);
         session.slot.wishes.receive_buffer.store(receive, Ordering::Relaxed);
         session.mark();
@@ -368,6 +366,7 @@ fn ask_listener(kernel: c_int, v6: bool, local: SocketAddr, backlog: c_int) -> R
     let value = backlog_of(backlog) | bit(SHARE_PORT, share) | bit(ONLY_V6, only_v6);
     let mut question = Question::new(Call::Listen, NONE, value);
     question.local = Some(local);
+    question.options = stream_options::of_kernel(kernel, v6).numbers();
     ask_session(kernel, &question, &[kernel])
 }
 
@@ -407,6 +406,14 @@ pub(crate) fn inherit(session: &Session, old: &Slot) {
     session.mark();
 }
 
+/// Options of a stream that are not the defaults.
+fn options_of(fd: c_int, entry: Entry) -> [u32; OPTIONS] {
+    match entry.generation & open::SET {
+        0 => [0; OPTIONS],
+        _ => stream_options::of_kernel(fd, entry.v6).numbers(),
+    }
+}
+
 /// A backlog as programs give it.
 pub(crate) fn backlog_of(backlog: c_int) -> u32 {
     // As the kernel: a negative one is as large as can be.
@@ -438,6 +445,7 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
         Kind::OpenStream => {
             let mut question = Question::new(Call::Connect, NONE, 0);
             (question.local, question.remote) = (bound, Some(to));
+            question.options = options_of(fd, entry);
             question
         }
         _ => {

@@ -194,6 +194,7 @@ pub(crate) unsafe fn set(
             // SAFETY: the caller's promise.
             let which = unsafe { stream_options::congestion(value, len) }?;
             kept.change(number::CONGESTION, |_| number::encode(which as u32));
+            session.mark();
         }
         (
             libc::SOL_SOCKET,
@@ -207,6 +208,9 @@ pub(crate) unsafe fn set(
             session.mark();
         }
         _ if !session.is_datagrams() => {
+            if (level, name) == (libc::IPPROTO_TCP, libc::TCP_QUICKACK) && number()? & 1 != 0 {
+                session.slot.wishes.options.fetch_xor(wish::QUICK_ACK, Ordering::AcqRel);
+            }
             // SAFETY: the caller's promise.
             unsafe { stream_options::set(kept, session.entry.v6, level, name, value, len) }?;
             session.mark();

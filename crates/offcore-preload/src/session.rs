@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 
-use offcore_session::slot::{Slot, flags, state, wish};
+use offcore_session::slot::{Slot, flags, number, state, wish};
 use offcore_session::wake::TOKENS;
 use offcore_session::{Place, Segments, app};
 
@@ -250,12 +250,14 @@ impl Session {
         }
         let (wake, leftover) = (&self.slot.wake, &self.slot.wishes.leftover);
         let announced = wake.is_announced();
+        // Too little is shown as nothing.
+        let shown = if self.is_datagrams() || left >= self.least() { left } else { 0 };
         let mut all_taken = false;
-        if left > 0 && announced {
+        if shown > 0 && announced {
             let bytes = leftover.load(Ordering::Relaxed).saturating_add(1);
             all_taken = bytes > TOKENS && !self.take_all_but_one(bytes);
             leftover.store(if bytes > TOKENS { 1 } else { bytes }, Ordering::Relaxed);
-        } else if left > 0 || !announced && leftover.load(Ordering::Relaxed) == 0 {
+        } else if shown > 0 || !announced && leftover.load(Ordering::Relaxed) == 0 {
             return;
         } else if sys::take_bytes(self.fd, usize::MAX).is_err() {
             // A byte that is on its way is taken by who finds nothing else.
@@ -299,9 +301,26 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until there may be something to read; an error is what the kernel says, `EAGAIN` of a descriptor that does not
+    /// `SO_RCVLOWAT`: `poll` and blocking calls wait for this number of bytes.
+    pub(crate) fn least(&self) -> usize {
+        number::decode(self.slot.kept.number(number::RCVLOWAT)).unwrap_or(1).max(1) as usize
+    }
+
+    /// Waits until there may be something to read, however little; an error is what the kernel says, `EAGAIN` of a descriptor that does not
     /// wait. `false`: nothing comes any more.
     pub(crate) fn wait_readable(&self) -> Result<bool, Errno> {
+        let waits = !self.is_datagrams() && self.least() > 1;
+        if waits {
+            self.wish(wish::ANY_DATA, true);
+        }
+        let waited = self.wait_announced();
+        if waits {
+            self.wish(wish::ANY_DATA, false);
+        }
+        waited
+    }
+
+    fn wait_announced(&self) -> Result<bool, Errno> {
         let mut byte = [0u8];
         if sys::is_sandboxed() {
             // SAFETY: as below.

@@ -35,13 +35,20 @@ pub(crate) unsafe fn receive(session: &Session, buffers: Buffers<'_>, how: c_int
     let peek = how & libc::MSG_PEEK != 0;
     let all = how & libc::MSG_WAITALL != 0 && !peek;
     let (wanted, mut done) = (buffers.len(), 0);
+    let least = if all {
+        wanted
+    } else if peek {
+        1
+    } else {
+        session.least().min(wanted)
+    };
     loop {
         // Looked at before the data: what comes before an end is there when the end is.
         let (is_over, is_ended) = (session.is_over(), session.slot.flags() & flags::ENDED != 0);
         // SAFETY: the caller's promise.
         let (here, available) = unsafe { take(session, buffers, done, how) }?;
         done += here;
-        if done > 0 && (done >= wanted || !all) || wanted == 0 && available {
+        if done > 0 && done >= least || wanted == 0 && available {
             return Ok(done);
         }
         if is_over || is_ended || session.wants(wish::NO_READ) {

@@ -19,10 +19,12 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use crate::slot::OPTIONS;
+
 /// The first word of [`Hello`] and [`Welcome`].
 pub const MAGIC: u32 = u32::from_le_bytes(*b"OFFC");
 /// The second one.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// In place of a version: somebody only asks which one the stack has, and whether its user may attach. [`Welcome`] tells, and
 /// the socket is closed.
 pub const ASK: u32 = 0;
@@ -104,6 +106,8 @@ pub struct Question {
     pub value: u32,
     pub local: Option<SocketAddr>,
     pub remote: Option<SocketAddr>,
+    /// Options of a new stream, as [`Kept`](crate::slot::Kept) has them: it begins with them.
+    pub options: [u32; OPTIONS],
 }
 
 /// What the stack answers.
@@ -254,17 +258,17 @@ impl Call {
 
 impl Question {
     /// Bytes of it.
-    pub const LEN: usize = 12 + 2 * 20;
+    pub const LEN: usize = 12 + 2 * 20 + 4 * OPTIONS;
 
     /// One without addresses.
     pub fn new(call: Call, number: u32, value: u32) -> Self {
-        Self { call, number, value, local: None, remote: None }
+        Self { call, number, value, local: None, remote: None, options: [0; OPTIONS] }
     }
 
     /// As it is sent.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let words = [self.call as u32, self.number, self.value];
-        Out::new().words(&words).address(self.local).address(self.remote).bytes
+        Out::new().words(&words).address(self.local).address(self.remote).words(&self.options).bytes
     }
 
     /// `None` when it is none.
@@ -273,7 +277,12 @@ impl Question {
         let call = from.word()?;
         let call = *Call::ALL.iter().find(|known| **known as u32 == call)?;
         let (number, value) = (from.word()?, from.word()?);
-        Some(Self { call, number, value, local: from.address()?, remote: from.address()? })
+        let (local, remote) = (from.address()?, from.address()?);
+        let mut question = Self { call, number, value, local, remote, options: [0; OPTIONS] };
+        for word in &mut question.options {
+            *word = from.word()?;
+        }
+        Some(question)
     }
 }
 
@@ -338,6 +347,7 @@ mod tests {
             let mut question = Question::new(Call::Connect, NONE, 3);
             question.local = Some(local.parse().unwrap());
             question.remote = remote.map(|remote| remote.parse().unwrap());
+            question.options[OPTIONS - 1] = 9;
             assert_eq!(Question::from_bytes(&question.to_bytes()), Some(question));
         }
         let mut answer = Answer::of(5);

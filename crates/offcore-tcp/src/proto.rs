@@ -30,6 +30,7 @@ mod neighbour;
 mod net;
 mod one_peer;
 mod opening;
+mod options;
 mod output;
 mod packet;
 mod path_mtu;
@@ -43,6 +44,7 @@ mod seal;
 mod segment;
 mod send;
 mod sessions;
+mod set_options;
 mod shortage;
 mod siphash;
 mod sockets;
@@ -65,6 +67,7 @@ pub(crate) use ip::destination;
 pub use ip::sum_end;
 pub use keepalive::KeepAlive;
 pub use memory::AppMemory;
+pub use options::ConnOptions;
 #[cfg(test)]
 pub(crate) use packet::Next;
 pub use packet::{

@@ -62,7 +62,7 @@ fn listen() {
 
 #[test]
 fn options() {
-    same_twice("options", 352);
+    same_twice("options", 359);
 }
 
 #[test]

@@ -357,8 +357,8 @@ impl App for Serve {
         }
     }
 
-    fn told(&mut self, _: &mut Calls<'_>) {
-        self.announce();
+    fn told(&mut self, calls: &mut Calls<'_>) {
+        self.announce(calls);
     }
 
     fn round(&mut self, _: &mut Context<'_>, calls: &mut Calls<'_>) {
@@ -369,7 +369,7 @@ impl App for Serve {
         }
         // Those that had to wait for this turn.
         if !self.announced.is_empty() {
-            self.announce();
+            self.announce(calls);
         }
         for application in self.apps.iter_mut().flatten() {
             application.take_marks();

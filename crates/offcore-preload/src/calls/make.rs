@@ -256,7 +256,6 @@ unsafe fn take(
     table::set(fd, Some(Entry::session(Kind::Stream, listener.entry.v6, accepted.session)));
     let session = session::get(fd).ok_or(libc::ECONNABORTED)?;
     session.note_family();
-    session.slot.kept.inherit(&listener.slot.kept);
     session.slot.wishes.told.fetch_or(wish::ACCEPTED, Ordering::AcqRel);
     if listener.slot.wishes.told.load(Ordering::Relaxed) & wish::TIMED != 0 {
         decide::copy_times(listener.fd, fd);

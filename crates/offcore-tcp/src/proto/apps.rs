@@ -33,6 +33,11 @@ impl Stack {
         self.arenas.limit(app, most);
     }
 
+    /// Whose an application is: applications of one user may share an address and port (`SO_REUSEPORT`).
+    pub fn set_user(&mut self, app: AppId, user: u32) {
+        self.arenas.set_user(app, user);
+    }
+
     /// The application is gone: it opens nothing any more. What it has open is to be closed as ever. Its memory is unmapped,
     /// and its number may be another's, when its last connection, socket and listener, and the last copy to or from them,
     /// are over. Of [`AppId::OWN`] nothing changes.

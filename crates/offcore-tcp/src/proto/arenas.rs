@@ -22,6 +22,8 @@ pub(super) struct App {
     /// Connections, sockets and listeners that it has, or has left behind; and how many there may be.
     users: usize,
     limit: usize,
+    /// Whose it is, if that is known.
+    user: Option<u32>,
     /// It opens nothing any more.
     gone: bool,
     /// The system has no more memory for it.
@@ -37,6 +39,7 @@ impl App {
             shortage: Shortage::default(),
             users: 0,
             limit: usize::MAX,
+            user: None,
             gone: false,
             grown_out: false,
             fed,
@@ -113,6 +116,17 @@ impl Arenas {
     pub(super) fn find_gone(&self, memory: &Arc<Memory>) -> Option<AppId> {
         let is = |app: &App| app.gone && Arc::ptr_eq(app.arena.memory(), memory);
         self.apps.iter().position(|app| app.as_deref().is_some_and(is)).map(AppId::at)
+    }
+
+    pub(super) fn set_user(&mut self, app: AppId, user: u32) {
+        if let Some(this) = self.place(app) {
+            this.user = Some(user);
+        }
+    }
+
+    /// Whose an application is.
+    pub(super) fn user(&self, app: AppId) -> Option<u32> {
+        self.apps.get(app.number() as usize)?.as_deref()?.user
     }
 
     /// Whether the application may open something.

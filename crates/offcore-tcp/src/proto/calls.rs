@@ -8,6 +8,7 @@ use super::config::Buffers;
 use super::flows::{Entry, key_of};
 use super::keepalive::{KeepAlive, Keeping};
 use super::listeners::Listener;
+use super::options::ConnOptions;
 use super::packet::{Cause, Out};
 use super::receive::Receiver;
 use super::send::Sender;
@@ -47,7 +48,7 @@ impl Stack {
     /// listener's number. Port 0 is one that nobody has:
     /// [`listener_info`](Self::listener_info) knows it. The connections are of `app`, and use its memory.
     ///
-    /// Listeners of one application may have the same address and port when all of them were asked for with `reuse_port`:
+    /// Listeners of one application, or [user](Self::set_user), may have the same address and port when all of them were asked for with `reuse_port`:
     /// connections are spread over them by a keyed hash of their two ends.
     ///
     /// # Errors
@@ -79,8 +80,10 @@ impl Stack {
             port => port,
         };
         let accept = VecDeque::new();
-        let (half_open, buffers) = (0, Buffers::default());
-        let listener = Listener { app, address, port, reuse_port, backlog, half_open, accept, buffers };
+        let (half_open, user) = (0, self.arenas.user(app));
+        let (buffers, options) = (Buffers::default(), ConnOptions::default());
+        let listener =
+            Listener { app, user, address, port, reuse_port, backlog, half_open, accept, buffers, options };
         let number = self.listeners.insert(listener).ok_or(CallError::InUse)?;
         self.arenas.enter(app);
         Ok(number)
@@ -138,6 +141,22 @@ impl Stack {
         to: SocketAddr,
         out: &mut Out,
     ) -> Result<ConnId, CallError> {
+        self.connect_with(now, app, ConnOptions::default(), from, to, out)
+    }
+
+    /// The same, of a connection that begins with other options than the stack's.
+    ///
+    /// # Errors
+    /// See [`connect`](Self::connect).
+    pub fn connect_with(
+        &mut self,
+        now: u64,
+        app: AppId,
+        options: ConnOptions,
+        from: Option<SocketAddr>,
+        to: SocketAddr,
+        out: &mut Out,
+    ) -> Result<ConnId, CallError> {
         if !self.arenas.is_open(app) {
             return Err(CallError::NoApp);
         }
@@ -169,6 +188,7 @@ impl Stack {
             Receiver::new(0, 0, 0),
             Sender::new(iss, 536, self.wishes.algorithm, false, false),
         );
+        tcb.options = options;
         tcb.asking = Some(Asking { due: now, tries: 0, since: now });
         let id = self.add(app, tcb, None, waiting).ok_or(CallError::TooMany)?;
         if let Some(Entry::TimeWait(index)) = waiting {
@@ -345,7 +365,7 @@ impl Stack {
         let transfer = tcb.sender.unacknowledged() * 1_000_000 / ORPHAN_RATE;
         tcb.ends_by = now + FIN_TIMEOUT + CLOSED_WINDOW + transfer;
         if tcb.state == State::FinWait2 {
-            tcb.give_up = Some(now + FIN_TIMEOUT);
+            tcb.give_up = Some(now + tcb.options.fin_timeout(FIN_TIMEOUT));
             self.touch(conn);
             self.settle(now, out);
         } else {

@@ -8,6 +8,7 @@ use super::addr::FlowKey;
 use super::config::{Buffers, Config};
 use super::cookie::{Offer, WithTimestamps};
 use super::iface::Way;
+use super::options::ConnOptions;
 use super::output::{Fields, payload_of};
 use super::receive::Receiver;
 use super::recovery::Algorithm;
@@ -129,17 +130,19 @@ pub(super) struct Both {
     pub offered: Offered,
     /// What our timestamps are ahead of the clock.
     pub timestamp_offset: u32,
+    pub options: ConnOptions,
 }
 
 /// A connection whose peer's SYN has come.
 pub(super) fn connection(now: u64, both: &Both, wishes: &Wishes) -> Tcb {
-    let Both { key, way, mtu, iss, irs, offered, timestamp_offset } = *both;
+    let Both { key, way, iss, irs, offered, timestamp_offset, options: wanted, .. } = *both;
     let agreed = Agreed {
         timestamps: offered.timestamp.map(|_| timestamp_offset),
         sack: offered.sack,
         ecn: offered.ecn && wishes.ecn,
     };
     let remote = key.remote().ip();
+    let mtu = wanted.mtu(both.mtu, remote);
     let options = if agreed.timestamps.is_some() { 12 } else { 0 };
     let theirs = offered.mss.saturating_sub(options).max(8);
     let mss = theirs.min(payload_of(mtu, remote, agreed.timestamps.is_some())).min(wishes.largest_segment);
@@ -149,7 +152,8 @@ pub(super) fn connection(now: u64, both: &Both, wishes: &Wishes) -> Tcb {
         None => wishes.receive_window.min(u16::MAX.into()),
     };
     let mut receiver = Receiver::new(irs, promise, scale);
-    let sender = Sender::new(iss, mss, wishes.algorithm, agreed.sack, agreed.timestamps.is_some());
+    let algorithm = wanted.algorithm.unwrap_or(wishes.algorithm);
+    let sender = Sender::new(iss, mss, algorithm, agreed.sack, agreed.timestamps.is_some());
     if let Some(timestamp) = offered.timestamp {
         receiver.start_timestamps(now, timestamp);
     }
@@ -158,7 +162,7 @@ pub(super) fn connection(now: u64, both: &Both, wishes: &Wishes) -> Tcb {
     // The window of our SYN has been announced.
     receiver.acknowledge_syn();
     let mut tcb = Tcb::new(key, way, receiver, sender);
-    tcb.agreed = agreed;
+    (tcb.agreed, tcb.options) = (agreed, wanted);
     tcb.sender.scale = offered.scale.unwrap_or(0);
     tcb.sender.open_window(offered.window.into());
     tcb.state = State::Established;
@@ -175,6 +179,8 @@ pub(super) struct Half {
     pub tries: u8,
     /// The answer was sent twice, to a SYN that came twice: an acknowledgement may be of either (Karn).
     pub repeated: bool,
+    /// The peer has acknowledged our answer, and the listener waits for its data.
+    pub deferred: bool,
     /// When a segment that did not belong here was last answered.
     pub challenged: Option<u64>,
 }
@@ -201,7 +207,8 @@ impl Half {
 
     /// Our answer to the SYN.
     pub(super) fn answer(&self, now: u64, wishes: &Wishes) -> Fields {
-        let Both { key, mtu, iss, irs, offered, timestamp_offset, .. } = self.both;
+        let Both { key, iss, irs, offered, timestamp_offset, options, .. } = self.both;
+        let mtu = options.mtu(self.both.mtu, key.remote().ip());
         let timestamps = offered
             .timestamp
             .map(|echo| Timestamps { value: timestamp_offset.wrapping_add((now / 1000) as u32), echo });

@@ -259,7 +259,8 @@ impl Input<'_> {
             State::FinWait1 => {
                 tcb.state = State::FinWait2;
                 if !tcb.resets {
-                    tcb.give_up = tcb.orphan.then_some(now + FIN_TIMEOUT);
+                    let timeout = tcb.options.fin_timeout(FIN_TIMEOUT);
+                    tcb.give_up = tcb.orphan.then_some(now + timeout);
                 }
                 Outcome::Open
             }

@@ -208,7 +208,7 @@ pub(crate) struct Envelope {
     pub src: IpAddr,
     pub dst: IpAddr,
     pub protocol: IpProtocol,
-    /// Explicit congestion notification, 0 to 3.
+    /// Differentiated services, and explicit congestion notification in the lowest two bits.
     pub ecn: u8,
     pub hops: u8,
     /// Identification, of IPv4. Of a packet that nobody fragments it says nothing, and is 0 (RFC 6864, 4.1): a counter would

@@ -5,16 +5,19 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::addr::{AppId, ConnId, any_like};
 use super::config::Buffers;
+use super::options::ConnOptions;
 
 /// An address and port that connections come to.
 #[derive(Debug)]
 pub(super) struct Listener {
     /// Whose its connections are.
     pub app: AppId,
+    /// Whose that is, if it is known.
+    pub user: Option<u32>,
     /// None is all; 0.0.0.0 and `::` are all of one family.
     pub address: Option<IpAddr>,
     pub port: u16,
-    /// Others of its application may have the same address and port.
+    /// Others of its application, or of its user, may have the same address and port.
     pub reuse_port: bool,
     /// Connections that are half open, or not accepted yet: as many each, at most.
     pub backlog: usize,
@@ -22,6 +25,8 @@ pub(super) struct Listener {
     pub accept: VecDeque<ConnId>,
     /// Sizes of its connections' buffers.
     pub buffers: Buffers,
+    /// What its connections begin with.
+    pub options: ConnOptions,
 }
 
 /// All addresses of one family, which are some of all addresses.
@@ -52,7 +57,9 @@ impl Listeners {
         // As one of them is, so are all.
         if let Some(&other) = here.first() {
             let other = self.all.get(other as usize)?.as_ref()?;
-            if !(other.reuse_port && listener.reuse_port && other.app == listener.app) {
+            let same_user = other.user.is_some() && other.user == listener.user;
+            let same = other.app == listener.app || same_user;
+            if !(other.reuse_port && listener.reuse_port && same) {
                 return None;
             }
         }
@@ -120,6 +127,7 @@ mod tests {
             let app = AppId::OWN;
             listeners.insert(Listener {
                 app,
+                user: None,
                 address,
                 port,
                 reuse_port: false,
@@ -127,6 +135,7 @@ mod tests {
                 half_open: 0,
                 accept,
                 buffers: Buffers::default(),
+                options: ConnOptions::default(),
             })
         };
         let [four, six, own] = ["0.0.0.0", "::", "10.0.0.2"].map(|address| listen(Some(address), 7).unwrap());

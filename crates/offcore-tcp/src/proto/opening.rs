@@ -1,14 +1,16 @@
 //! Connections on their way: asked for by us, asked for by a peer, and those that have just ended.
 
-use offcore_wire::{IpProtocol, Sum, TcpFlags, TcpOptions, Timestamps};
+mod cookies;
+
+use offcore_wire::{TcpFlags, TcpOptions, Timestamps};
 
 use super::addr::{AppId, ConnId, FlowKey};
 use super::config::Buffers;
 use super::conns::Conn;
 use super::flows::Entry;
 use super::handshake::{self, Both, Half, Offered, SYN_ACK_RETRIES, SYN_RETRIES, SYN_TIMEOUT};
-use super::ip::Envelope;
-use super::output::{self, Fields, TxChecksum};
+use super::options::ConnOptions;
+use super::output::{self, Fields};
 use super::packet::{Cause, DropReason, Event, Out, Verdict};
 use super::receive::AckNeed;
 use super::segment::Segment;
@@ -56,6 +58,7 @@ impl Stack {
             irs: segment.seq,
             offered: Offered::of(segment, key.remote().ip()),
             timestamp_offset: self.origins.timestamp_offset(&key),
+            options: conn.tcb.options,
         };
         let asked = conn.tcb.asking.take();
         let wishes = self.wishes.with(conn.buffers, &self.config);
@@ -80,10 +83,18 @@ impl Stack {
             // Both have asked at once (RFC 9293, 3.5, figure 7): the SYN is answered, and acknowledged later.
             tcb.state = State::SynReceived;
             tcb.asking = Some(Asking { due: now + SYN_TIMEOUT, tries: 1, since: now });
-            let half =
-                Half { both, listener: 0, due: 0, since: now, tries: 0, repeated: false, challenged: None };
+            let half = Half {
+                both,
+                listener: 0,
+                due: 0,
+                since: now,
+                tries: 0,
+                repeated: false,
+                deferred: false,
+                challenged: None,
+            };
             let fields = half.answer(now, &wishes);
-            self.send_fields(now, key, &fields, out);
+            self.send_with(now, key, both.options, &fields, out);
         }
         let Some(conn) = self.conns.get_mut(id) else { return Err(DropReason::NoConnection) };
         conn.tcb = tcb;
@@ -115,7 +126,8 @@ impl Stack {
         let deadline = conn.tcb.deadline();
         let key = conn.tcb.key;
         let receive_window = self.wishes.with(conn.buffers, &self.config).receive_window;
-        let mtu = self.net.ifaces[usize::from(conn.tcb.way.iface)].mtu;
+        let wanted = conn.tcb.options;
+        let mtu = wanted.mtu(self.net.ifaces[usize::from(conn.tcb.way.iface)].mtu, key.remote().ip());
         let offset = self.origins.timestamp_offset(&key);
         let value = offset.wrapping_add((now / 1000) as u32);
         let timestamps = Some(Timestamps { value, echo: 0 });
@@ -144,7 +156,7 @@ impl Stack {
                     receiver.scale > 0,
                 ),
             };
-            return self.send_fields(now, key, &fields, out);
+            return self.send_with(now, key, wanted, &fields, out);
         }
         let fields = Fields {
             src_port: key.local_port(),
@@ -155,7 +167,7 @@ impl Stack {
             window: receive_window.min(u16::MAX.into()) as u16,
             options: handshake::offer(mtu, key.remote().ip(), timestamps, true, true),
         };
-        self.send_fields(now, key, &fields, out);
+        self.send_with(now, key, wanted, &fields, out);
     }
 
     /// A segment that belongs to no connection: for a listener, or for nobody (RFC 9293, 3.10.7.1 and 3.10.7.2).
@@ -197,11 +209,7 @@ impl Stack {
 
     /// Sends a segment of headers only that belongs to no connection.
     pub(super) fn send_fields(&mut self, now: u64, key: FlowKey, fields: &Fields, out: &mut Out) {
-        let Some(way) = self.net.way(key.remote().ip()) else { return };
-        let envelope = Envelope::new(key.local().ip(), key.remote().ip(), IpProtocol::TCP);
-        self.net.send(now, way, envelope, out, |bytes, envelope| {
-            output::write(bytes, envelope, fields, 0, TxChecksum::Payload(Sum::ZERO)).0
-        });
+        self.send_with(now, key, ConnOptions::default(), fields, out);
     }
 
     /// What a SYN asks for.
@@ -215,6 +223,7 @@ impl Stack {
             irs: segment.seq,
             offered: Offered::of(segment, key.remote().ip()),
             timestamp_offset: self.origins.timestamp_offset(&key),
+            options: self.listeners.get(listener)?.options,
         };
         Some(Half {
             both,
@@ -223,6 +232,7 @@ impl Stack {
             since: now,
             tries: 0,
             repeated: false,
+            deferred: false,
             challenged: None,
         })
     }
@@ -255,7 +265,8 @@ impl Stack {
         if let Some(listener) = self.listeners.get_mut(half.listener) {
             listener.half_open += 1;
         }
-        let (due, fields) = (half.due, half.answer(now, &self.wishes_of(&half)));
+        let fields = half.answer(now, &self.wishes_of(&half));
+        let (due, wanted) = (half.due, half.both.options);
         let index = match self.free_halves.pop() {
             Some(index) => index,
             None => {
@@ -270,7 +281,7 @@ impl Stack {
             return Err(DropReason::Backlog);
         }
         self.half_wheel.set(index, due);
-        self.send_fields(now, key, &fields, out);
+        self.send_with(now, key, wanted, &fields, out);
         Ok(Verdict::Consumed)
     }
 
@@ -305,11 +316,14 @@ impl Stack {
         }
         half.tries += 1;
         half.due = now + (SYN_TIMEOUT << half.tries);
-        let (key, due) = (half.both.key, half.due);
-        let half = half.clone();
+        let (both, due, half) = (half.both, half.due, half.clone());
         let fields = half.answer(now, &self.wishes_of(&half));
+        // A peer that is waited for has our answer; it gets another one when the time is up.
+        let silent = half.deferred && half.tries < both.options.defer;
         self.half_wheel.set(index, due);
-        self.send_fields(now, key, &fields, out);
+        if !silent {
+            self.send_with(now, both.key, both.options, &fields, out);
+        }
     }
 
     /// A segment for a connection that is half open (RFC 9293, 3.10.7.4 in SYN-RECEIVED).
@@ -324,7 +338,7 @@ impl Stack {
         let Some(half) = self.halves.get(index as usize).and_then(Option::clone) else {
             return Err(DropReason::NoConnection);
         };
-        let Both { key, iss, irs, .. } = half.both;
+        let Both { key, iss, irs, options, .. } = half.both;
         let next = irs.wrapping_add(1);
         let away = segment.seq.wrapping_sub(next);
         let window = self.wishes_of(&half).receive_window.min(u16::MAX.into());
@@ -342,7 +356,7 @@ impl Stack {
             // The same one once more: our answer was lost. Another one, of a peer that begins anew, is answered the same
             // way, and resets us if it is real (RFC 9293, 3.10.7.4, RFC 5961, 4.2).
             let fields = half.answer(now, &self.wishes_of(&half));
-            self.send_fields(now, key, &fields, out);
+            self.send_with(now, key, options, &fields, out);
             if let Some(half) = self.halves.get_mut(index as usize).and_then(Option::as_mut) {
                 half.repeated = true;
             }
@@ -358,6 +372,9 @@ impl Stack {
         if segment.ack != iss.wrapping_add(1) {
             self.refuse(now, key, segment, out);
             return Err(DropReason::Acknowledgement);
+        }
+        if segment.seq_len() == 0 && self.defers(index) {
+            return Ok(Verdict::Consumed);
         }
         let listener = self.listeners.get_mut(half.listener).ok_or(DropReason::NoConnection)?;
         if listener.accept.len() >= listener.backlog {
@@ -380,8 +397,8 @@ impl Stack {
         };
         half.challenged = Some(now);
         let half = half.clone();
-        let (key, fields) = (half.both.key, half.acknowledgement(now, &self.wishes_of(&half)));
-        self.send_fields(now, key, &fields, out);
+        let (both, fields) = (half.both, half.acknowledgement(now, &self.wishes_of(&half)));
+        self.send_with(now, both.key, both.options, &fields, out);
     }
 
     /// A handshake of a listener is complete by `segment`. `entry` is what its flow has been so far.
@@ -451,61 +468,6 @@ impl Stack {
         }
         self.arenas.enter(app);
         Some(id)
-    }
-
-    /// Too many are half open: the answer carries all that has to be known (a SYN cookie).
-    fn answer_by_cookie(&mut self, now: u64, half: &Half, out: &mut Out) -> Result<Verdict, DropReason> {
-        let mut half = half.clone();
-        let Both { key, iss, irs, offered, timestamp_offset, .. } = &mut half.both;
-        let clock = (now / 1000) as u32;
-        // Without one the peer asks again, when there may be room.
-        let cookie = self.cookies.encode(key, *irs, offered.for_cookie(), clock, now);
-        let cookie = cookie.ok_or(DropReason::Backlog)?;
-        *iss = cookie.isn;
-        match cookie.timestamp {
-            Some(value) => *timestamp_offset = timestamp_offset.wrapping_sub(clock.wrapping_sub(value)),
-            // There is no place for what timestamps would hold.
-            None => (offered.scale, offered.sack, offered.ecn) = (None, false, false),
-        }
-        let fields = half.answer(now, &self.wishes_of(&half));
-        self.send_fields(now, half.both.key, &fields, out);
-        Ok(Verdict::Consumed)
-    }
-
-    /// An acknowledgement at a listener: perhaps of a cookie.
-    fn cookie_segment(
-        &mut self,
-        now: u64,
-        listener: u32,
-        key: FlowKey,
-        segment: &Segment,
-        out: &mut Out,
-    ) -> Result<Verdict, DropReason> {
-        let (iss, irs) = (segment.ack.wrapping_sub(1), segment.seq.wrapping_sub(1));
-        let timestamp_offset = self.origins.timestamp_offset(&key);
-        let echo = segment.options.timestamps.map(|stamps| stamps.echo.wrapping_sub(timestamp_offset));
-        let offer = self.cookies.check(&key, iss, irs, echo, now);
-        // A SYN that acknowledges is nobody's answer to ours.
-        let Some(offer) = offer.filter(|_| !segment.has(TcpFlags::SYN)) else {
-            // Only the first bytes can show a cookie. These may be later ones of a connection whose first segments were lost,
-            // or dropped for want of room: they come again, unless a reset ends it.
-            if self.cookies.are_out(now) && segment.seq_len() > 0 && !segment.has(TcpFlags::SYN) {
-                return Err(DropReason::Backlog);
-            }
-            self.refuse(now, key, segment, out);
-            return Err(DropReason::NoConnection);
-        };
-        if self.listeners.get_mut(listener).is_none_or(|this| this.accept.len() >= this.backlog) {
-            return Err(DropReason::Backlog);
-        }
-        let way = self.net.way(key.remote().ip()).ok_or(DropReason::NoConnection)?;
-        let offered = Offered::of_cookie(offer, segment);
-        let mtu = self.net.ifaces[usize::from(way.iface)].mtu;
-        let both = Both { key, way, mtu, iss, irs, offered, timestamp_offset };
-        let half = Half { both, listener, due: 0, since: now, tries: 1, repeated: false, challenged: None };
-        let id = self.establish(now, &half, segment, None, out)?;
-        self.cookies.count_taken();
-        self.conn_segment(now, id.index, segment, out)
     }
 
     /// Both streams have ended: the connection's name is kept for a minute, so that old segments find it.

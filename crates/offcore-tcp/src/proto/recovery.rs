@@ -219,6 +219,11 @@ impl Recovery {
         self.rtt.handshake_lost();
     }
 
+    /// The window grows by another algorithm from now on.
+    pub(super) fn set_algorithm(&mut self, algorithm: Algorithm) {
+        self.cc.set_algorithm(algorithm);
+    }
+
     /// The path carries segments of another size from now on (RFC 1191, 4821).
     pub(super) fn set_mss(&mut self, mss: u32) {
         self.mss = mss.clamp(LEAST_MSS, u32::from(u16::MAX));

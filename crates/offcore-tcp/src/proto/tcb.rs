@@ -8,6 +8,7 @@ use super::addr::FlowKey;
 use super::iface::Way;
 use super::ip::Envelope;
 use super::keepalive::Keeping;
+use super::options::ConnOptions;
 use super::output::{self, Fields, TxChecksum};
 use super::packet::{Cause, HEAD};
 use super::receive::{AckNeed, Receiver};
@@ -106,6 +107,7 @@ pub(crate) struct Tcb {
     template: Option<TcpTemplate>,
     pub state: State,
     pub agreed: Agreed,
+    pub options: ConnOptions,
     pub receiver: Receiver,
     pub sender: Sender,
     pub asking: Option<Asking>,
@@ -148,6 +150,7 @@ impl Tcb {
             template: None,
             state: State::SynSent,
             agreed: Agreed::default(),
+            options: ConnOptions::default(),
             receiver,
             sender,
             asking: None,
@@ -255,6 +258,11 @@ impl Tcb {
         self.template.as_ref().expect("it has just been made")
     }
 
+    /// Its headers are written again with other options.
+    pub(crate) fn set_options(&mut self, options: ConnOptions) {
+        (self.options, self.template) = (options, None);
+    }
+
     #[cold]
     fn make_template(&self) -> TcpTemplate {
         let none = MacAddr([0; 6]);
@@ -303,7 +311,8 @@ impl Tcb {
     #[inline]
     pub(crate) fn envelope(&self, src_mac: MacAddr, dst_mac: MacAddr) -> Envelope {
         let envelope = Envelope::new(self.key.local().ip(), self.key.remote().ip(), IpProtocol::TCP);
-        Envelope { src_mac, dst_mac, ..envelope }
+        let (services, hops) = (self.options.services(), self.options.hops.unwrap_or(envelope.hops));
+        Envelope { src_mac, dst_mac, ecn: services, hops, ..envelope }
     }
 
     /// When its timer is to go off.

@@ -230,8 +230,15 @@ fn an_idle_socket_costs_a_small_block() {
 fn listeners_share_a_port() {
     let mut world = world();
     let stack = &mut world.hosts[1].stack;
-    let app = stack.add_app(AppMemory::new(16 * MEGABYTE).unwrap());
-    let mut listeners = [(); 4].map(|()| stack.listen(app, None, 7, 256, true).unwrap()).to_vec();
+    // The first two programs have the same user.
+    let [app, same, other] = [5, 5, 6].map(|user| {
+        let app = stack.add_app(AppMemory::new(16 * MEGABYTE).unwrap());
+        stack.set_user(app, user);
+        app
+    });
+    let mut listeners =
+        [app, same, app, same].map(|app| stack.listen(app, None, 7, 256, true).unwrap()).to_vec();
+    assert_eq!(stack.listen(other, None, 7, 256, true), Err(CallError::InUse), "it is another user's");
     assert_eq!(stack.listen(app, None, 7, 256, false), Err(CallError::InUse), "it did not ask for it");
     assert_eq!(stack.listen(AppId::OWN, None, 7, 256, true), Err(CallError::InUse), "it is another's");
     stack.listen(AppId::OWN, None, 8, 256, false).unwrap();

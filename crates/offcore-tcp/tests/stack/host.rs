@@ -6,8 +6,8 @@ use std::sync::Arc;
 use offcore_session::{Reader, Writer};
 use offcore_stats::SplitMix;
 use offcore_tcp::proto::{
-    AppId, Cause, Config, ConnId, Event, HEAD, IfaceConfig, Out, Place, Plan, Prefix, Route, RxChecksum,
-    RxSeg, Sealed, Stack, Verdict, sum_end,
+    AppId, Cause, Config, ConnId, ConnOptions, Event, HEAD, IfaceConfig, Out, Place, Plan, Prefix, Route,
+    RxChecksum, RxSeg, Sealed, Stack, Verdict, sum_end,
 };
 use offcore_wire::gso::Segmenter;
 use offcore_wire::virtio_net::{NetHeader, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6};
@@ -138,7 +138,13 @@ impl Host {
 
     /// The same for one of several applications.
     pub(crate) fn connect_for(&mut self, app: AppId, now: u64, to: &str) -> ConnId {
-        let conn = self.stack.connect(now, app, None, to.parse().unwrap(), &mut self.out).unwrap();
+        self.connect_with(app, ConnOptions::default(), now, to)
+    }
+
+    /// The same with other options than the stack's.
+    pub(crate) fn connect_with(&mut self, app: AppId, options: ConnOptions, now: u64, to: &str) -> ConnId {
+        let to = to.parse().unwrap();
+        let conn = self.stack.connect_with(now, app, options, None, to, &mut self.out).unwrap();
         self.open(conn);
         self.take_out(now);
         conn

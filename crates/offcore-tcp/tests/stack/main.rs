@@ -12,6 +12,7 @@ mod foreign;
 mod frame;
 mod host;
 mod hostile;
+mod options;
 #[path = "../../../../fuzz/replay.rs"]
 mod replay;
 mod runs;

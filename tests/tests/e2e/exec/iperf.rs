@@ -29,7 +29,16 @@ fn moved(report: &Value) {
 
 const SERVER: [&str; 3] = ["iperf3", "-s", "--forceflush"];
 
-const WAYS: [&[&str]; 5] = [&[], &["-R"], &["-P", "8"], &["-Z"], &["-R", "-P", "8"]];
+/// Options of sockets are set before `connect`.
+const WAYS: [&[&str]; 7] = [
+    &[],
+    &["-R"],
+    &["-P", "8"],
+    &["-Z"],
+    &["-R", "-P", "8"],
+    &["-w", "64K", "-S", "0x10"],
+    &["-R", "-w", "64K", "-M", "1000"],
+];
 
 /// Waits until a server listens once more: it does not while it ends a test.
 fn wait_listening(server: &mut Process, tests: usize) {

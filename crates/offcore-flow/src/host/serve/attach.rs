@@ -329,6 +329,7 @@ impl Serve {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         self.watch.add(event.as_fd(), Key::new(Source::Event, at, 0, 0), EventFlags::IN)?;
         let id = calls.stack.add_app(memory);
+        calls.stack.set_user(id, user);
         calls.stack.limit_app(id, self.config.connections);
         let memory = Arc::clone(calls.stack.memory(id));
         // Behind what others are waiting for.

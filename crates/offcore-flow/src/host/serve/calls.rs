@@ -9,16 +9,18 @@ use offcore_session::message::{
     Answer, Call, INFO, MOST_DESCRIPTORS, NONE, ONLY_V6, Question, SHARE_ADDRESS, SHARE_PORT,
     Session as Named,
 };
-use offcore_session::slot::state;
+use offcore_session::slot::{OPTIONS, state};
 use offcore_stats::tsc;
-use offcore_tcp::proto::{CallError, Info};
+use offcore_tcp::proto::{CallError, ConnId, ConnOptions, Info};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 
 use super::application::{Asked, Queue};
 use super::key::Key;
 use super::listening::UNHEARD;
-use super::session::{DATAGRAM, Listener, STREAM, What, number as error_number, write_addresses};
+use super::session::{
+    DATAGRAM, Listener, STREAM, What, conn_options, number as error_number, write_addresses,
+};
 use super::sessions::Beginning;
 use super::wire::Received;
 use super::{Serve, wire};
@@ -290,12 +292,16 @@ impl Serve {
                 let begin = self.datagrams(app, question, Some(to), calls)?;
                 return self.made(app, begin, calls);
             }
-            let conn = calls.stack.connect(calls.now, id, question.local, to, calls.out).map_err(errno)?;
+            let kept = conn_options(&question.options, to.ip().to_canonical().is_ipv6());
+            let (now, from) = (calls.now, question.local);
+            let conn = calls.stack.connect_with(now, id, kept, from, to, calls.out).map_err(errno)?;
             let Some(place) = calls.stack.slot(conn) else { return Err(Errno::NOBUFS) };
             let local = calls.stack.info(conn).map(|info| info.local);
             let what = What::Stream(conn);
             let begin = Beginning { place, what, state: state::CONNECTING, local, remote: Some(to) };
-            return self.made(app, begin, calls);
+            let reply = self.made(app, begin, calls)?;
+            self.keep_options(conn, &question.options, kept);
+            return Ok(reply);
         }
         let (session, slot) = application.both(question.number).ok_or(Errno::BADF)?;
         let named = Named { place: session.place.number(), generation: session.generation };
@@ -379,12 +385,24 @@ impl Serve {
                 let local = Some(SocketAddr::new(any, port));
                 let begin = Beginning { place, what, state: state::LISTENING, local, remote: None };
                 let reply = self.made(app, begin, calls)?;
+                let slot = self.app(app).and_then(|app| app.slot(place));
+                slot.into_iter().for_each(|slot| slot.kept.set_numbers(&question.options));
                 let number = self.by_listener.get(&listener).map_or(NONE, |(_, number)| *number);
                 (number, reply)
             }
         };
+        self.look_at(app, number, calls);
         self.begin_to_listen(app, number, backlog, kernel.take(), calls);
         Ok(reply)
+    }
+
+    /// A connection has begun with options, which its slot has from now on.
+    fn keep_options(&mut self, conn: ConnId, options: &[u32; OPTIONS], kept: ConnOptions) {
+        let Some((app, number)) = self.by_conn.get(&conn).copied() else { return };
+        if let Some((session, slot)) = self.app(app).and_then(|app| app.both(number)) {
+            slot.kept.set_numbers(options);
+            session.kept = kept;
+        }
     }
 
     fn become_listener(&mut self, app: usize, number: u32, what: What) -> Result<(u32, Reply), Errno> {

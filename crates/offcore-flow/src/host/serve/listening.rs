@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use offcore_session::message::{Accepted, Session as Named};
-use offcore_session::slot::state;
+use offcore_session::slot::{number as option, state};
 use offcore_stats::tsc;
 use offcore_tcp::proto::ConnId;
 use rustix::event::epoll::EventFlags;
@@ -230,17 +230,21 @@ impl Serve {
             && let Some(from) = application.session(number).and_then(|of| application.slot(of.place))
             && let Some(to) = application.slot(place)
         {
-            let (from, slot) = (&from.wishes, to);
-            let to = &slot.wishes;
+            let (kept, slot) = (&from.kept, to);
+            let (from, to) = (&from.wishes, &slot.wishes);
             for (from, to) in [
                 (&from.options, &to.options),
                 (&from.keep_idle, &to.keep_idle),
                 (&from.keep_interval, &to.keep_interval),
                 (&from.keep_count, &to.keep_count),
+                (&from.send_buffer, &to.send_buffer),
+                (&from.receive_buffer, &to.receive_buffer),
             ] {
                 to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
             }
             slot.inherit_cork();
+            slot.kept.inherit(kept);
+            slot.kept.change(option::DEFER_ACCEPT, |_| 0);
         }
         // What has come with the handshake, or while it was not accepted, has been told to nobody.
         self.look_at(app, made.number, calls);

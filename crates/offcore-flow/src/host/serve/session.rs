@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 
 use offcore_session::Place;
 use offcore_session::message::Accepted;
-use offcore_session::slot::{Slot, flags, state, wish};
+use offcore_session::slot::{OPTIONS, Slot, flags, number as option, state, wish};
 use offcore_session::wake::TOKENS;
 use offcore_stats::tsc;
-use offcore_tcp::proto::{Buffers, CallError, Cause, ConnId, KeepAlive, Room};
+use offcore_tcp::proto::{Algorithm, Buffers, CallError, Cause, ConnId, ConnOptions, KeepAlive, Room};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -81,6 +81,8 @@ pub(super) struct Session {
     options: u32,
     keep: [u32; 3],
     buffers: Buffers,
+    /// Options from the slot that have been applied.
+    pub(super) kept: ConnOptions,
     /// The stream to the peer has been ended.
     ended: bool,
     /// Flags that the application has been shown, and whether its end shows that nothing more comes.
@@ -134,6 +136,7 @@ impl Session {
             options: 0,
             keep: [0; 3],
             buffers: Buffers::default(),
+            kept: ConnOptions::default(),
             ended: false,
             flags: 0,
             shut: false,
@@ -197,6 +200,7 @@ impl Session {
     ) -> Result<(), CallError> {
         if let What::Listener(listener) = &self.what {
             calls.stack.set_listener_buffers(listener.id, buffers(slot));
+            calls.stack.set_listener_options(listener.id, conn_options(&slot.kept.numbers(), is_v6(slot)));
         }
         let Some(conn) = self.conn() else { return Ok(()) };
         let wanted = slot.wishes.options.load(Ordering::Acquire);
@@ -216,7 +220,8 @@ impl Session {
             // Before it is open it is not ended; then it is looked at again.
             self.ended = calls.stack.shutdown(calls.now, conn, calls.out).is_ok();
         }
-        if calls.stack.unread(conn) > 0 || self.has_failed(slot) {
+        let unread = calls.stack.unread(conn) > 0 && !self.waits_for_more(slot, calls);
+        if unread || self.has_failed(slot) {
             self.announce(slot, counts);
         }
         self.make_room(slot, calls, counts);
@@ -238,6 +243,13 @@ impl Session {
             let wanted = keeps.then(|| keep_alive(keep));
             let _ = calls.stack.set_keepalive(calls.now, conn, wanted, calls.out);
         }
+        if changed & wish::QUICK_ACK != 0 {
+            calls.stack.acknowledge_now(calls.now, conn, calls.out);
+        }
+        let kept = conn_options(&slot.kept.numbers(), is_v6(slot));
+        if kept != self.kept && calls.stack.set_options(conn, kept).is_ok() {
+            self.kept = kept;
+        }
         (self.options, self.keep) = (wanted, keep);
     }
 
@@ -258,6 +270,14 @@ impl Session {
     /// Whether a datagram socket has an error that the application has not heard of.
     fn has_failed(&self, slot: &Slot) -> bool {
         matches!(self.what, What::Datagrams(_)) && slot.identity.has_failed()
+    }
+
+    /// Whether the received data is less than `SO_RCVLOWAT`.
+    pub(super) fn waits_for_more(&self, slot: &Slot, calls: &Calls<'_>) -> bool {
+        let Some(least) = option::decode(slot.kept.number(option::RCVLOWAT)) else { return false };
+        let What::Stream(conn) = self.what else { return false };
+        let any = slot.wishes.options.load(Ordering::Relaxed) & wish::ANY_DATA != 0;
+        !any && calls.stack.unread(conn) < least.into()
     }
 
     /// Says that there is something to read, unless that is said.
@@ -476,6 +496,36 @@ fn misuse(result: Result<(), CallError>) -> Result<(), CallError> {
     match result {
         Err(CallError::Misuse) => Err(CallError::Misuse),
         _ => Ok(()),
+    }
+}
+
+/// Whether a session's packets are of IPv6.
+fn is_v6(slot: &Slot) -> bool {
+    slot.identity.family.load(Ordering::Relaxed) == 6
+}
+
+/// Options of a connection, as a slot keeps them.
+pub(super) fn conn_options(kept: &[u32; OPTIONS], v6: bool) -> ConnOptions {
+    let number = |at: usize| option::decode(kept[at]);
+    let (class, hops) = if v6 { (option::TCLASS, option::HOPS) } else { (option::TOS, option::TTL) };
+    let seconds = |seconds: u32| u64::try_from(seconds.cast_signed()).unwrap_or(0) * 1_000_000;
+    let defer = number(option::DEFER_ACCEPT).map_or(0, |seconds| {
+        // As often as an answer to a SYN is sent in that time.
+        (1..=u8::MAX).find(|tries| u64::from(seconds) < 1 << tries).unwrap_or(u8::MAX)
+    });
+    ConnOptions {
+        traffic_class: number(class).map_or(0, |class| class as u8),
+        hops: number(hops).and_then(|hops| u8::try_from(hops).ok()).filter(|hops| *hops > 0),
+        segment: number(option::MAXSEG)
+            .and_then(|segment| u16::try_from(segment).ok())
+            .filter(|mss| *mss > 0),
+        algorithm: match number(option::CONGESTION) {
+            Some(0) => Some(Algorithm::Cubic),
+            Some(1) => Some(Algorithm::NewReno),
+            _ => None,
+        },
+        fin_timeout: number(option::LINGER2).map(seconds),
+        defer: if number(option::DEFER_ACCEPT) == Some(0) { 0 } else { defer },
     }
 }
 

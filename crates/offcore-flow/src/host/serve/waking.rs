@@ -15,6 +15,7 @@ use rustix::net::{Shutdown, shutdown};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Serve;
+use crate::host::Calls;
 
 /// A wake-up that takes so many ticks of the TSC is long: some 30 us.
 pub(super) const LONG: u64 = 100_000;
@@ -104,7 +105,7 @@ impl Waking {
 
 impl Serve {
     /// Says what is to be said at the end of a turn. A user whose application is long to wake up waits with the others of it.
-    pub(super) fn announce(&mut self) {
+    pub(super) fn announce(&mut self, calls: &Calls<'_>) {
         let mut announced = std::mem::take(&mut self.announced);
         let mut long: ArrayVec<(u32, usize, u64), USERS> = ArrayVec::new();
         let Self { apps, counts, waking, .. } = self;
@@ -115,7 +116,7 @@ impl Serve {
                 return true;
             }
             let Some((session, slot)) = application.both(number) else { return false };
-            if std::mem::take(&mut session.queued) {
+            if std::mem::take(&mut session.queued) && !session.waits_for_more(slot, calls) {
                 session.announce(slot, counts);
                 let ticks = session.take_long();
                 // Who is woken up on this core may just have had it.

@@ -36,14 +36,24 @@ pub(super) struct Congestion {
     growth: Growth,
 }
 
+impl Growth {
+    fn new(algorithm: Algorithm) -> Self {
+        match algorithm {
+            Algorithm::NewReno => Self::NewReno(NewReno::default()),
+            Algorithm::Cubic => Self::Cubic(Cubic::default()),
+        }
+    }
+}
+
 impl Congestion {
     /// The initial window is RFC 6928's: ten segments, but not much more than 14,600 bytes.
     pub(super) fn new(mss: u32, algorithm: Algorithm) -> Self {
-        let growth = match algorithm {
-            Algorithm::NewReno => Growth::NewReno(NewReno::default()),
-            Algorithm::Cubic => Growth::Cubic(Cubic::default()),
-        };
-        Self { cwnd: initial(mss), ssthresh: u32::MAX, mss, growth }
+        Self { cwnd: initial(mss), ssthresh: u32::MAX, mss, growth: Growth::new(algorithm) }
+    }
+
+    /// Another algorithm takes over with the window as it is.
+    pub(super) fn set_algorithm(&mut self, algorithm: Algorithm) {
+        self.growth = Growth::new(algorithm);
     }
 
     /// Grows the window for `acked` bytes that a cumulative ACK covers: in slow start by as many, since who receives in

@@ -1,0 +1,106 @@
+//! Options that a slot keeps.
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// Options as a program has set them. Of a datagram socket: name and value of each, in the two halves of a word. Of a stream:
+/// 16 numbers, see [`number`].
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Kept([AtomicU64; 8]);
+
+/// How many numbers of a stream there are in [`Kept`].
+pub const OPTIONS: usize = 16;
+
+/// Numbers of a stream in [`Kept`]. Numbers 0 and 1 are bits of the application's own.
+pub mod number {
+    /// `IP_TOS`: of IPv4 packets.
+    pub const TOS: usize = 2;
+    /// `IPV6_TCLASS`.
+    pub const TCLASS: usize = 3;
+    /// `IP_TTL`.
+    pub const TTL: usize = 4;
+    /// `IPV6_UNICAST_HOPS`.
+    pub const HOPS: usize = 5;
+    /// `TCP_MAXSEG`.
+    pub const MAXSEG: usize = 6;
+    /// `SO_RCVLOWAT`.
+    pub const RCVLOWAT: usize = 7;
+    /// `TCP_DEFER_ACCEPT`, in seconds.
+    pub const DEFER_ACCEPT: usize = 10;
+    /// `TCP_LINGER2`, in seconds.
+    pub const LINGER2: usize = 11;
+    /// `TCP_USER_TIMEOUT`, in milliseconds.
+    pub const USER_TIMEOUT: usize = 12;
+    /// `TCP_SYNCNT`.
+    pub const SYNCNT: usize = 13;
+    /// `SO_LINGER`, in seconds.
+    pub const LINGER: usize = 14;
+    /// `TCP_CONGESTION`: which of the names that the stack has.
+    pub const CONGESTION: usize = 15;
+
+    /// A value as it is kept: 0 is none, and -1 can be kept.
+    pub const fn encode(value: u32) -> u32 {
+        value.wrapping_add(2)
+    }
+
+    /// The value that is kept; `None` for the default.
+    pub const fn decode(kept: u32) -> Option<u32> {
+        if kept == 0 { None } else { Some(kept.wrapping_sub(2)) }
+    }
+}
+
+impl Kept {
+    /// All numbers of a stream.
+    pub fn numbers(&self) -> [u32; OPTIONS] {
+        core::array::from_fn(|at| self.number(at))
+    }
+
+    /// Sets all of them.
+    pub fn set_numbers(&self, numbers: &[u32; OPTIONS]) {
+        numbers.iter().enumerate().for_each(|(at, number)| self.change(at, |_| *number));
+    }
+
+    /// A number of a stream.
+    pub fn number(&self, at: usize) -> u32 {
+        self.0.get(at / 2).map_or(0, |word| (word.load(Ordering::Relaxed) >> (at % 2 * 32)) as u32)
+    }
+
+    /// Changes a number of a stream.
+    pub fn change(&self, at: usize, change: impl Fn(u32) -> u32) {
+        let shift = at % 2 * 32;
+        let Some(word) = self.0.get(at / 2) else { return };
+        let new = |old: u64| {
+            let number = change((old >> shift) as u32);
+            old & !(u64::from(u32::MAX) << shift) | u64::from(number) << shift
+        };
+        let mut old = word.load(Ordering::Relaxed);
+        while let Err(now) = word.compare_exchange(old, new(old), Ordering::Relaxed, Ordering::Relaxed) {
+            old = now;
+        }
+    }
+
+    /// The value of an option; `None` when it was not set. Names are not 0.
+    pub fn get(&self, name: u32) -> Option<u32> {
+        let words = self.0.iter().map(|word| word.load(Ordering::Relaxed));
+        words.into_iter().find(|word| (word >> 32) as u32 == name).map(|word| word as u32)
+    }
+
+    /// Remembers an option, if there is room for it.
+    pub fn set(&self, name: u32, value: u32) {
+        let new = u64::from(name) << 32 | u64::from(value);
+        for word in &self.0 {
+            let found = word.load(Ordering::Relaxed);
+            let is_its = found == 0 || (found >> 32) as u32 == name;
+            if is_its && word.compare_exchange(found, new, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Remembers what another one does.
+    pub fn inherit(&self, other: &Self) {
+        for (to, from) in self.0.iter().zip(&other.0) {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Handshakes by SYN cookies.
+
+use offcore_wire::TcpFlags;
+
+use crate::proto::addr::FlowKey;
+use crate::proto::handshake::{Both, Half, Offered};
+use crate::proto::packet::{DropReason, Out, Verdict};
+use crate::proto::segment::Segment;
+use crate::proto::stack::Stack;
+
+impl Stack {
+    /// Too many are half open: the answer carries all that has to be known (a SYN cookie).
+    pub(super) fn answer_by_cookie(
+        &mut self,
+        now: u64,
+        half: &Half,
+        out: &mut Out,
+    ) -> Result<Verdict, DropReason> {
+        let mut half = half.clone();
+        let Both { key, iss, irs, offered, timestamp_offset, .. } = &mut half.both;
+        let clock = (now / 1000) as u32;
+        // Without one the peer asks again, when there may be room.
+        let cookie = self.cookies.encode(key, *irs, offered.for_cookie(), clock, now);
+        let cookie = cookie.ok_or(DropReason::Backlog)?;
+        *iss = cookie.isn;
+        match cookie.timestamp {
+            Some(value) => *timestamp_offset = timestamp_offset.wrapping_sub(clock.wrapping_sub(value)),
+            // There is no place for what timestamps would hold.
+            None => (offered.scale, offered.sack, offered.ecn) = (None, false, false),
+        }
+        let fields = half.answer(now, &self.wishes_of(&half));
+        self.send_with(now, half.both.key, half.both.options, &fields, out);
+        Ok(Verdict::Consumed)
+    }
+
+    /// An acknowledgement at a listener: perhaps of a cookie.
+    pub(super) fn cookie_segment(
+        &mut self,
+        now: u64,
+        listener: u32,
+        key: FlowKey,
+        segment: &Segment,
+        out: &mut Out,
+    ) -> Result<Verdict, DropReason> {
+        let (iss, irs) = (segment.ack.wrapping_sub(1), segment.seq.wrapping_sub(1));
+        let timestamp_offset = self.origins.timestamp_offset(&key);
+        let echo = segment.options.timestamps.map(|stamps| stamps.echo.wrapping_sub(timestamp_offset));
+        let offer = self.cookies.check(&key, iss, irs, echo, now);
+        // A SYN that acknowledges is nobody's answer to ours.
+        let Some(offer) = offer.filter(|_| !segment.has(TcpFlags::SYN)) else {
+            // Only the first bytes can show a cookie. These may be later ones of a connection whose first segments were lost,
+            // or dropped for want of room: they come again, unless a reset ends it.
+            if self.cookies.are_out(now) && segment.seq_len() > 0 && !segment.has(TcpFlags::SYN) {
+                return Err(DropReason::Backlog);
+            }
+            self.refuse(now, key, segment, out);
+            return Err(DropReason::NoConnection);
+        };
+        if self.listeners.get_mut(listener).is_none_or(|this| this.accept.len() >= this.backlog) {
+            return Err(DropReason::Backlog);
+        }
+        let way = self.net.way(key.remote().ip()).ok_or(DropReason::NoConnection)?;
+        let offered = Offered::of_cookie(offer, segment);
+        let mtu = self.net.ifaces[usize::from(way.iface)].mtu;
+        let options = self.listeners.get(listener).map(|listener| listener.options).unwrap_or_default();
+        let both = Both { key, way, mtu, iss, irs, offered, timestamp_offset, options };
+        let half = Half {
+            both,
+            listener,
+            due: 0,
+            since: now,
+            tries: 1,
+            repeated: false,
+            deferred: false,
+            challenged: None,
+        };
+        let id = self.establish(now, &half, segment, None, out)?;
+        self.cookies.count_taken();
+        self.conn_segment(now, id.index, segment, out)
+    }
+}

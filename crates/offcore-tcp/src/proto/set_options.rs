@@ -1,0 +1,71 @@
+//! Options are set, and go with segments that belong to no connection yet.
+
+use offcore_wire::{IpProtocol, Sum};
+
+use super::addr::{ConnId, FlowKey};
+use super::calls::CallError;
+use super::ip::Envelope;
+use super::options::ConnOptions;
+use super::output::{self, Fields, TxChecksum};
+use super::packet::Out;
+use super::receive::AckNeed;
+use super::stack::Stack;
+
+impl Stack {
+    /// Sets the options of a connection.
+    ///
+    /// # Errors
+    /// [`CallError::Gone`].
+    pub fn set_options(&mut self, conn: ConnId, options: ConnOptions) -> Result<(), CallError> {
+        let tcb = &mut self.conns.get_mut(conn).ok_or(CallError::Gone)?.tcb;
+        let algorithm = |options: &ConnOptions| options.algorithm.unwrap_or(self.config.algorithm);
+        if algorithm(&options) != algorithm(&tcb.options) {
+            tcb.sender.recovery.set_algorithm(algorithm(&options));
+        }
+        tcb.set_options(options);
+        Ok(())
+    }
+
+    /// Sets the options of a listener's future connections.
+    pub fn set_listener_options(&mut self, listener: u32, options: ConnOptions) {
+        if let Some(listener) = self.listeners.get_mut(listener) {
+            listener.options = options;
+        }
+    }
+
+    /// Sends a delayed acknowledgement now (`TCP_QUICKACK`).
+    pub fn acknowledge_now(&mut self, now: u64, conn: ConnId, out: &mut Out) {
+        let Some(this) = self.conns.get_mut(conn) else { return };
+        if let AckNeed::By(_) = this.tcb.receiver.need() {
+            this.tcb.receiver.ack_now();
+            self.touch(conn);
+            self.settle(now, out);
+        }
+    }
+
+    /// Sends a segment of headers only for a connection, or a handshake, with its options.
+    pub(super) fn send_with(
+        &mut self,
+        now: u64,
+        key: FlowKey,
+        options: ConnOptions,
+        fields: &Fields,
+        out: &mut Out,
+    ) {
+        let Some(way) = self.net.way(key.remote().ip()) else { return };
+        let envelope = Envelope::new(key.local().ip(), key.remote().ip(), IpProtocol::TCP);
+        let hops = options.hops.unwrap_or(envelope.hops);
+        let envelope = Envelope { ecn: options.services(), hops, ..envelope };
+        self.net.send(now, way, envelope, out, |bytes, envelope| {
+            output::write(bytes, envelope, fields, 0, TxChecksum::Payload(Sum::ZERO)).0
+        });
+    }
+
+    /// Whether a connection that is half open waits for data, as its listener wants it.
+    pub(super) fn defers(&mut self, index: u32) -> bool {
+        let half = self.halves.get_mut(index as usize).and_then(Option::as_mut);
+        let Some(half) = half.filter(|half| half.tries < half.both.options.defer) else { return false };
+        half.deferred = true;
+        true
+    }
+}
