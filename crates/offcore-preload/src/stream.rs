@@ -359,7 +359,7 @@ impl Drop for Moving<'_> {
 pub(crate) fn splice_out(session: &Session, to: c_int, len: usize, wait: bool) -> Result<usize, Errno> {
     let wait = may_wait(to, libc::O_WRONLY, wait)?;
     loop {
-        sys::wait_for_pipe(to, wait)?;
+        sys::wait_for(to, libc::POLLOUT, wait)?;
         // SAFETY: no buffers.
         let nothing = unsafe { receive(session, Buffers::new(core::ptr::null(), 0)?, 0) }?;
         let wishes = &session.slot.wishes;
@@ -412,7 +412,7 @@ pub(crate) fn splice_in(
     more: bool,
 ) -> Result<usize, Errno> {
     // What a pipe has not yet is waited for, so that it is known how much to take.
-    sys::wait_for_input(from, may_wait(from, libc::O_RDONLY, wait)?)?;
+    sys::wait_for(from, libc::POLLIN, may_wait(from, libc::O_RDONLY, wait)?)?;
     let there = sys::readable(from)?;
     send_file(session, from, -1, len.min(there), if more { libc::MSG_MORE } else { 0 })
 }

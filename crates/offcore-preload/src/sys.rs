@@ -474,17 +474,8 @@ pub(crate) fn is_pipe(fd: c_int) -> bool {
     stat(fd).is_some_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO)
 }
 
-/// Waits until a descriptor has something to be read, or has ended; `EAGAIN` when it is not to `wait` and has not.
-pub(crate) fn wait_for_input(fd: c_int, wait: bool) -> Result<(), Errno> {
-    wait_for(fd, libc::POLLIN, wait)
-}
-
-/// Waits until a pipe is writable or has no reader; `EAGAIN` without `wait`.
-pub(crate) fn wait_for_pipe(fd: c_int, wait: bool) -> Result<(), Errno> {
-    wait_for(fd, libc::POLLOUT, wait)
-}
-
-fn wait_for(fd: c_int, events: i16, wait: bool) -> Result<(), Errno> {
+/// Waits until a descriptor can be read (`POLLIN`) or written (`POLLOUT`), or has ended; `EAGAIN` without `wait`.
+pub(crate) fn wait_for(fd: c_int, events: i16, wait: bool) -> Result<(), Errno> {
     let mut poll = libc::pollfd { fd, events, revents: 0 };
     let time = if wait { -1isize as usize } else { 0 };
     // SAFETY: one entry that lives until the call returns.
@@ -587,7 +578,7 @@ pub(crate) fn is_timer_taken(fd: c_int) -> bool {
 
 /// Whether a descriptor can be read.
 fn has_input(fd: c_int) -> bool {
-    wait_for_input(fd, false).is_ok()
+    wait_for(fd, libc::POLLIN, false).is_ok()
 }
 
 /// Ends the process, all its threads included.
