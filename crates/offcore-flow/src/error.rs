@@ -32,6 +32,8 @@ pub enum Field {
     Service,
     /// Who is connected to.
     Receiver,
+    /// Bytes of payload in a packet.
+    Segment,
     Simulators,
     Sizes,
     SplitAt,

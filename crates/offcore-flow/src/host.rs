@@ -3,10 +3,12 @@
 pub mod apps;
 pub mod serve;
 pub mod spread;
+mod tagging;
 pub mod watched;
 
 use std::mem;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::SystemTime;
 
 use offcore_dma::Mover;
@@ -91,6 +93,9 @@ impl Calls<'_> {
     }
 }
 
+/// Bytes of the longest IP packet of an interface, which may change.
+pub type Mtu = Arc<AtomicU16>;
+
 /// One interface of a host, as one of its workers has it.
 #[derive(Debug)]
 pub struct HostPort {
@@ -110,6 +115,10 @@ pub struct Host {
     app: Box<dyn App>,
     events: Vec<Event>,
     watched: Option<Watched>,
+    /// By interface: the MTU that it follows, and its limit.
+    mtus: Vec<(Mtu, u16)>,
+    /// By interface, the VLAN of its packets.
+    vlans: Vec<Option<u16>>,
     /// Time stamp counter when the host was made, and its ticks in a microsecond.
     started: u64,
     ticks: u64,
@@ -136,6 +145,8 @@ impl Host {
             app,
             events,
             watched: None,
+            mtus: Vec::new(),
+            vlans: Vec::new(),
             started,
             ticks,
             stopping: None,
@@ -153,6 +164,18 @@ impl Host {
     /// The same, and where it tells how it is.
     pub fn watched(mut self, watched: Watched) -> Self {
         self.watched = Some(watched);
+        self
+    }
+
+    /// Has the interfaces follow these MTUs, each up to its limit.
+    pub fn following(mut self, mtus: Vec<(Mtu, u16)>) -> Self {
+        self.mtus = mtus;
+        self
+    }
+
+    /// Has the interfaces' packets in these VLANs.
+    pub fn tagged(mut self, vlans: Vec<Option<u16>>) -> Self {
+        self.vlans = vlans;
         self
     }
 
@@ -175,6 +198,9 @@ impl Host {
         // The clock of the system may have been set.
         let unix_time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.path.stack.set_unix_time(self.now(), unix_time.as_micros() as u64);
+        for (iface, (mtu, most)) in self.mtus.iter().enumerate() {
+            self.path.stack.set_mtu(iface as u8, mtu.load(Ordering::Relaxed).min(*most));
+        }
     }
 
     /// Microseconds since the host was made, at least one.
@@ -201,20 +227,20 @@ impl Host {
         if self.tell(now) {
             ctx.clock.lap(Stage::Application);
         }
-        let Self { ports, path, .. } = self;
+        let Self { ports, path, vlans, .. } = self;
         for (iface, port) in ports.iter_mut().enumerate() {
             let waiting = path.to_send(iface as u8);
             if let Some(spread) = &mut port.spread {
                 received += spread.relay(ctx, waiting);
             }
-            send(&mut *port.tx, waiting, ctx);
+            send(&mut *port.tx, waiting, vlans.get(iface).copied().flatten(), ctx);
         }
         received
     }
 
     /// The stack gets what has come. How many packets that were, other workers' included.
     fn receive(&mut self, ctx: &mut Context<'_>, now: u64, take: bool) -> usize {
-        let Self { ports, path, .. } = self;
+        let Self { ports, path, vlans, .. } = self;
         let mut received = 0;
         let mut burst = Burst::new();
         for (iface, port) in ports.iter_mut().enumerate() {
@@ -227,6 +253,9 @@ impl Host {
                     queue.drain(ctx, &mut burst);
                 }
                 received += burst.len();
+                if let Some(vlan) = vlans.get(usize::from(iface)).copied().flatten() {
+                    path.stack.count_foreign(tagging::untag(vlan, &mut burst, ctx.cache));
+                }
                 if let Some(spread) = &mut port.spread {
                     spread.deal(ctx, &path.stack, &mut burst);
                     spread.take_own(ctx, &mut burst, path.is_open(), queue.counters());
@@ -333,7 +362,7 @@ fn give(input: &mut Input<'_>, ctx: &mut Context<'_>, burst: &mut Burst) {
 }
 
 /// Sends packets until the port takes no more: one received burst can cause several.
-fn send(tx: &mut dyn TxQueue, waiting: &mut SendQueue, ctx: &mut Context<'_>) {
+fn send(tx: &mut dyn TxQueue, waiting: &mut SendQueue, vlan: Option<u16>, ctx: &mut Context<'_>) {
     if waiting.is_empty() {
         tx.poll(ctx);
         return;
@@ -343,6 +372,10 @@ fn send(tx: &mut dyn TxQueue, waiting: &mut SendQueue, ctx: &mut Context<'_>) {
         let mut burst: Burst = waiting.drain(..count).collect();
         if !Packet::all_plain(&burst) {
             fall_back(tx, ctx, &mut burst);
+        }
+        if let Some(vlan) = vlan {
+            let dropped = tagging::tag(vlan, &mut burst, ctx.cache);
+            tx.counters().drop(DropReason::NoBuffer, dropped);
         }
         tx.tx(ctx, &mut burst);
         if !burst.is_empty() {

@@ -6,6 +6,7 @@ mod config;
 mod copying;
 mod hosting;
 mod mirroring;
+mod mtu;
 mod working;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,6 +34,7 @@ use crate::worker::turns::Turns;
 use crate::worker::{CHANNEL_COUNTERS, MOVER_COUNTERS, Worker};
 use bridging::Bridging;
 use mirroring::Target;
+use mtu::HostMtu;
 
 pub use crate::error::{Field, SwitchError};
 pub use config::{Copying, EthPeers, HostIface, Hosting, PortShape, Run, SwitchConfig, Working, Workload};
@@ -48,6 +50,8 @@ pub struct Running {
     workers: Threads,
     page: StatsPage,
     bridging: Option<Bridging>,
+    /// Of a host's interfaces.
+    mtus: Vec<HostMtu>,
     notes: Vec<String>,
     /// Of a host whose connections are told of.
     connections: Option<Connections>,
@@ -208,7 +212,7 @@ pub fn start_with(
     for &lcore in &config.lcores {
         assembly.add_worker(lcore, pool)?;
     }
-    let mut bridging = None;
+    let (mut bridging, mut mtus) = (None, Vec::new());
     match &config.run {
         Run::Bridge(bridge) => bridging = Some(assembly.add_bridges(bridge, &routes, count)?),
         Run::Forward { mode, eth_peers, .. } => {
@@ -221,7 +225,7 @@ pub fn start_with(
                 assembly.add_copying(copying, route)?;
             }
         }
-        Run::Host(hosting) => assembly.add_host(hosting)?,
+        Run::Host(hosting) => mtus = assembly.add_host(hosting)?,
         Run::Pipelines(working) => {
             for (index, route) in routes.iter().enumerate() {
                 assembly.add_pipeline(working, index, route, &mut devices)?;
@@ -235,11 +239,21 @@ pub fn start_with(
     notes.extend(dead_ends(&config.run, &queues.collect::<Vec<_>>()));
     notes.extend(assembly.engines.notes().iter().cloned());
     notes.extend(devices.notes());
+    notes.extend(mtus.iter().filter_map(HostMtu::warning));
     let Assembly { ports, page, workers, connections, .. } = assembly;
     let workers = workers.into_iter().zip(&config.lcores);
     let threads = Threads::default();
-    let mut running =
-        Running { ports, workers: threads, page, bridging, notes, connections, devices, profiling: false };
+    let mut running = Running {
+        ports,
+        workers: threads,
+        page,
+        bridging,
+        mtus,
+        notes,
+        connections,
+        devices,
+        profiling: false,
+    };
     running.begin_profile(config)?;
     for ((worker, _), &lcore) in workers {
         let sleeper = match config.idle {
@@ -388,6 +402,7 @@ impl Running {
     pub fn tend(&mut self) {
         self.ports.iter_mut().for_each(|port| port.tend());
         self.bridging.iter_mut().for_each(Bridging::tend);
+        self.mtus.iter_mut().for_each(|mtu| mtu.tend(&self.ports));
     }
 
     /// A reporter over the switch's statistics page.

@@ -295,6 +295,10 @@ impl Port for AfPacketPort {
         self.publish_link();
     }
 
+    fn mtu(&self) -> Option<usize> {
+        Some(self.state.mtu.load(Ordering::Relaxed))
+    }
+
     fn status(&self) -> String {
         let Self { base, link, lost, renewed, spec, .. } = self;
         let mtu = self.state.mtu.load(Ordering::Relaxed);

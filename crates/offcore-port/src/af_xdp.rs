@@ -318,6 +318,10 @@ impl Port for AfXdpPort {
         }
     }
 
+    fn mtu(&self) -> Option<usize> {
+        self.device.mtu().ok()
+    }
+
     fn status(&self) -> String {
         let Self { base, spec, device, .. } = self;
         let mac = base.mac;

@@ -151,6 +151,10 @@ impl Port for DpdkPort {
         }
     }
 
+    fn mtu(&self) -> Option<usize> {
+        Some(self.device.mtu().into())
+    }
+
     fn status(&self) -> String {
         let link = match (self.link.up, self.link.mbit) {
             (false, _) => "link is down".to_owned(),

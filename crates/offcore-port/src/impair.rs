@@ -109,6 +109,10 @@ impl Port for ImpairPort {
         self.inner.memory()
     }
 
+    fn mtu(&self) -> Option<usize> {
+        self.inner.mtu()
+    }
+
     fn tend(&mut self) {
         self.inner.tend();
     }

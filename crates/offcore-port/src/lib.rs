@@ -173,6 +173,11 @@ pub trait Port: fmt::Debug + Send {
     /// [`PortError`].
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError>;
 
+    /// The present MTU of its interface, in bytes; `None` for a port without an interface, and while the interface is away.
+    fn mtu(&self) -> Option<usize> {
+        None
+    }
+
     /// Whether the port's queues make copies that an engine can take (`--dma` applies).
     fn offloads(&self) -> bool {
         false

@@ -128,11 +128,6 @@ impl TapPort {
         self.interface.name()
     }
 
-    /// The interface's MTU in bytes when the port was opened.
-    pub fn mtu(&self) -> usize {
-        self.mtu
-    }
-
     /// One half of a queue, 0 to receive and 1 to send.
     fn queue(&self, index: u16, half: usize) -> Result<Queue, PortError> {
         let end = End::new(Arc::clone(&self.queues[usize::from(index)][half]));
@@ -156,6 +151,12 @@ impl Port for TapPort {
         let counters = self.base.take_tx(index, &setup)?;
         let (queue, offloads) = (self.queue(index, 1)?, self.offloads);
         Ok(Box::new(TapTx { queue, pool: self.pool, offloads, counters }))
+    }
+
+    /// The interface's MTU, limited by the buffers of the queues.
+    fn mtu(&self) -> Option<usize> {
+        let most = self.longest - ethernet::HEADER_LEN - VLAN_TAG;
+        self.interface.mtu().ok().map(|mtu| mtu.min(most))
     }
 
     /// An interface that was deleted is made again, without the addresses that it had.

@@ -134,7 +134,7 @@ fn packets_pass_both_ways_without_offloads() {
 fn pass_both_ways(text: &str) {
     let mut tap = Tap::new(text);
     assert!(tap.port.interface().starts_with("oc"));
-    assert_eq!(tap.port.mtu(), 1500);
+    assert_eq!(tap.port.mtu(), Some(1500));
     assert!(tap.port.mac().is_unicast());
     assert!(tap.port.status().contains("is up"), "{}", tap.port.status());
     let socket = UdpSocket::bind("10.77.0.1:0").unwrap();

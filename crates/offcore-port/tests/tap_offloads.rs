@@ -210,7 +210,7 @@ fn long_packets_pass_both_ways() {
             ip("tuntap add oc0 mode tap");
             ip("link set oc0 mtu 9000");
             let mut tap = Tap::new(&format!("tap:oc0,offloads={offloads}"));
-            assert_eq!(tap.port.mtu(), 9000);
+            assert_eq!(tap.port.mtu(), Some(9000));
             let status = tap.port.status();
             assert!(status.contains("MTU 9000") && status.ends_with(offloads), "{status}");
             ip("addr add 10.77.0.1/24 dev oc0");

@@ -297,8 +297,7 @@ impl Path {
         for packet in packets.iter_mut() {
             let len = pool.total_len(packet);
             let checksum = checksum_of(packet, len, ctx.cache);
-            let head_len = packet.len().min(HEAD);
-            heads.push(RxSeg { head: &mut packet.bytes_mut()[..head_len], len: len as u32, checksum });
+            heads.push(RxSeg { head: packet.bytes_mut(), len: len as u32, checksum });
         }
         self.stack.rx(now, iface, &mut heads, &mut self.out);
         drop(heads);
@@ -446,10 +445,10 @@ impl Path {
     }
 }
 
-/// The part of a packet that the protocols see.
+/// The part of a packet that the protocols see: its first buffer, in which headers are.
 #[inline]
 pub fn head_of(packet: &Packet) -> &[u8] {
-    &packet.bytes()[..packet.len().min(HEAD)]
+    packet.bytes()
 }
 
 /// How many buffers a packet has.

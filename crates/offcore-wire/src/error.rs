@@ -1,6 +1,6 @@
 //! What is refused because it is not the packet it was taken for.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use crate::ip::IpProtocol;
 
@@ -15,6 +15,8 @@ pub enum Layer {
     Icmpv4, // RFC 792
     /// ICMPv6
     Icmpv6, // RFC 4443 and 4861
+    /// IGMP
+    Igmp, // RFC 3376
     /// IPv4
     Ipv4, // RFC 791
     /// IPv6
@@ -40,6 +42,8 @@ pub enum WireError {
     Length { layer: Layer, found: usize, min: usize, max: usize },
     /// {layer} target is {found}, a multicast address; expected a unicast address
     MulticastTarget { layer: Layer, found: Ipv6Addr },
+    /// {layer} query asks about {found}, expected a multicast address
+    NoGroup { layer: Layer, found: IpAddr },
     /// ARP operation is {found}, expected 1 (request) or 2 (reply)
     Operation { found: u16 },
     /// {layer} option {kind} is {found} bytes long; expected {min} to {max}

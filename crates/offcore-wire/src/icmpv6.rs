@@ -1,5 +1,5 @@
 //! ICMPv6 (RFC 4443), with the two messages of neighbor discovery by which hosts find each other ([`neighbor`], RFC
-//! 4861).
+//! 4861), and multicast listener discovery ([`listener`]).
 //!
 //! Every checksum includes the pseudo header of IPv6, so what writes one takes the packet's addresses.
 
@@ -13,8 +13,10 @@ use crate::{
     ip::IpProtocol,
 };
 
+pub use listener::ListenerQuery;
 pub use neighbor::{NeighborAdvert, NeighborSolicit};
 
+pub mod listener;
 pub mod neighbor;
 
 /// Length of the header in bytes: what every message begins with.
@@ -69,6 +71,10 @@ pub enum Icmpv6<'a> {
     NeighborSolicit(NeighborSolicit),
     /// This address is here.
     NeighborAdvert(NeighborAdvert),
+    /// Which groups have listeners?
+    ListenerQuery(ListenerQuery),
+    /// Another host's report that it listens to a group, in version 1.
+    ListenerReport { group: Ipv6Addr },
     /// Any other.
     Other { kind: u8, code: u8 },
 }
@@ -81,7 +87,7 @@ impl<'a> Icmpv6<'a> {
     /// [`WireError::TooShort`] below [`HEADER_LEN`] bytes. For messages of neighbor discovery (RFC 4861, 7.1) also below
     /// 24 bytes; [`WireError::Field`] if the code is not 0, [`WireError::MulticastTarget`], and
     /// [`WireError::OptionLength`] if an option is 0 bytes long or goes beyond the message, or if a link-layer address
-    /// is no MAC address.
+    /// is no MAC address. For queries of listener discovery below 24 bytes, and [`WireError::NoGroup`].
     pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
         let Some((header, quoted)) = bytes.split_first_chunk::<HEADER_LEN>() else {
             return Err(WireError::TooShort { layer: Layer::Icmpv6, found: bytes.len(), needed: HEADER_LEN });
@@ -98,6 +104,8 @@ impl<'a> Icmpv6<'a> {
             PARAMETER_PROBLEM => Self::ParameterProblem { code, pointer: rest, quoted },
             neighbor::SOLICIT => Self::NeighborSolicit(NeighborSolicit::parse(bytes)?),
             neighbor::ADVERT => Self::NeighborAdvert(NeighborAdvert::parse(bytes)?),
+            listener::QUERY => Self::ListenerQuery(ListenerQuery::parse(bytes)?),
+            listener::REPORT_V1 => Self::ListenerReport { group: listener::reported(bytes)? },
             _ => Self::Other { kind, code },
         })
     }

@@ -19,6 +19,8 @@ impl IpProtocol {
     pub const ICMP: Self = Self(1);
     /// ICMPv6.
     pub const ICMPV6: Self = Self(58);
+    /// IGMP.
+    pub const IGMP: Self = Self(2);
     /// An IPv4 packet.
     pub const IPV4: Self = Self(4);
     /// An IPv6 packet.
@@ -38,6 +40,7 @@ impl fmt::Display for IpProtocol {
         match *self {
             Self::ICMP => f.write_str("ICMP"),
             Self::ICMPV6 => f.write_str("ICMPv6"),
+            Self::IGMP => f.write_str("IGMP"),
             Self::TCP => f.write_str("TCP"),
             Self::UDP => f.write_str("UDP"),
             Self(other) => write!(f, "IP protocol {other}"),

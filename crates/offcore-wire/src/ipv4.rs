@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use crate::{
     checksum::{self, Sum},
     error::{Layer, WireError},
+    ethernet::MacAddr,
     field::{be16, bytes, put},
     ip::IpProtocol,
 };
@@ -14,6 +15,17 @@ pub const HEADER_LEN: usize = 20;
 
 /// First byte of a header without options: version 4, five 32-bit words.
 pub const VERSION_IHL_PLAIN: u8 = 0x45;
+
+/// Length of a header with a router alert, in bytes, and that option.
+pub const ALERT_LEN: usize = HEADER_LEN + 4;
+const ROUTER_ALERT: [u8; 4] = [0x94, 4, 0, 0];
+
+/// The MAC address that frames to the multicast group `group` have (RFC 1112, 6.4).
+#[inline]
+pub fn multicast_mac(group: Ipv4Addr) -> MacAddr {
+    let [_, b, c, d] = group.octets();
+    MacAddr([0x01, 0x00, 0x5e, b & 0x7f, c, d])
+}
 
 pub(crate) mod field {
     pub(crate) const VERSION_IHL: usize = 0;
@@ -60,6 +72,18 @@ impl Ipv4Header {
         put(to, field::SRC, self.src.octets());
         put(to, field::DST, self.dst.octets());
         put(to, field::CHECKSUM, self.checksum().to_be_bytes());
+    }
+
+    /// Writes the header with the router alert option (RFC 2113), which IGMP has, and its checksum.
+    pub fn write_with_router_alert(&self, to: &mut [u8; ALERT_LEN]) {
+        let (plain, option) = to.split_at_mut(HEADER_LEN);
+        if let (Ok(plain), Ok(option)) = (plain.try_into(), <&mut [u8; 4]>::try_from(option)) {
+            self.write(plain);
+            *option = ROUTER_ALERT;
+        }
+        to[field::VERSION_IHL] = VERSION_IHL_PLAIN + 1;
+        put(to, field::CHECKSUM, [0, 0]);
+        put(to, field::CHECKSUM, Sum::of(to).checksum().to_be_bytes());
     }
 
     /// Of the fields: reading back what has just been written would wait for the stores.

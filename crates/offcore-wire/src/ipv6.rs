@@ -10,9 +10,11 @@ use crate::{
 
 pub use address::{link_local, multicast_mac, solicited_node};
 pub use extension::{Fragment, MAX_EXTENSIONS, Transport};
+pub use problem::Problem;
 
 mod address;
 mod extension;
+mod problem;
 
 /// Length of the fixed header in bytes.
 pub const HEADER_LEN: usize = 40;

@@ -16,7 +16,8 @@
 //! | [`ethernet`] | MAC addresses, the Ethernet II header, 802.1Q tags |
 //! | [`arp`] | ARP packets |
 //! | [`ip`], [`ipv4`], [`ipv6`] | IP headers, IPv6 extension headers, addresses that follow from others |
-//! | [`icmpv4`], [`icmpv6`] | echo, errors, and neighbor discovery |
+//! | [`icmpv4`], [`icmpv6`] | echo, errors, neighbor and multicast listener discovery |
+//! | [`igmp`] | reports of IPv4 groups |
 //! | [`udp`], [`tcp`] | transport headers, TCP options |
 //! | [`template`] | the 42 bytes of headers in front of generated UDP packets |
 //! | [`traffic`] | headers as a user chooses them |
@@ -40,6 +41,7 @@ pub mod gso;
 mod icmp;
 pub mod icmpv4;
 pub mod icmpv6;
+pub mod igmp;
 pub mod ip;
 pub mod ipv4;
 pub mod ipv6;
@@ -58,7 +60,8 @@ pub use checksum::Sum;
 pub use error::{Layer, WireError};
 pub use ethernet::{EtherType, EthernetFrame, EthernetFrameMut, MacAddr, VlanTag};
 pub use icmpv4::Icmpv4;
-pub use icmpv6::{Icmpv6, NeighborAdvert, NeighborSolicit};
+pub use icmpv6::{Icmpv6, ListenerQuery, NeighborAdvert, NeighborSolicit};
+pub use igmp::Igmp;
 pub use ip::IpProtocol;
 pub use ipv4::{Ipv4Header, Ipv4Packet, Ipv4PacketMut};
 pub use ipv6::{Fragment, Ipv6Header, Ipv6Packet};

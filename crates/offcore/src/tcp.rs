@@ -63,8 +63,9 @@ Examples:
       --serve /run/offcore/stack.sock --allow-uid 33
 
 A port is one of `offcore switch --help`, with addr=ADDRESS/LENGTH (once or
-more), gw=ADDRESS, mtu=BYTES (1500) and mac=ADDRESS. A TAP port's host has an
-Ethernet address of its own, since the interface's is the kernel's; any other
+more), gw=ADDRESS, route=NETWORK/LENGTH@GATEWAY (once or more), vlan=NUMBER,
+mtu=BYTES and mac=ADDRESS. Packets are as long as the port's interface takes,
+and mtu= allows. A TAP port's host has an Ethernet address of its own, since the interface's is the kernel's; any other
 one has the port's. Here rxqN and txqN name the copies of the Nth lcore, counted
 from 0: from packets to receive buffers and from send buffers to packets. Each
 flow is on one of the lcores. Where a port takes no packets of several buffers,
@@ -140,7 +141,7 @@ impl FromStr for HostPortArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut iface = HostIface { mac: None, mtu: 1500, addresses: Vec::new(), routes: Vec::new() };
+        let mut iface = HostIface::default();
         let (mut rest, mut given_mtu) = (Vec::new(), None);
         for field in split_fields(text)? {
             match field.split_once('=') {
@@ -151,9 +152,14 @@ impl FromStr for HostPortArg {
                     })?;
                     iface.routes.push(Route::default_by(gateway));
                 }
+                Some(("route", value)) => iface.routes.push(route(value)?),
+                Some(("vlan", value)) => {
+                    let vlan = value.parse().ok().filter(|vlan| (1..=4094).contains(vlan));
+                    iface.vlan = Some(vlan.ok_or_else(|| format!("vlan={value}: expected 1 to 4094"))?);
+                }
                 Some(("mtu", value)) => {
                     let mtu = value.parse().ok().filter(|mtu| (576..=9000).contains(mtu));
-                    iface.mtu = mtu.ok_or_else(|| format!("mtu={value}: expected 576 to 9000"))?;
+                    iface.mtu = Some(mtu.ok_or_else(|| format!("mtu={value}: expected 576 to 9000"))?);
                     given_mtu = Some(field);
                 }
                 Some(("mac", value)) => {
@@ -166,8 +172,10 @@ impl FromStr for HostPortArg {
             }
         }
         let mut spec = port(&rest.join(","))?;
-        if iface.mtu < 1280 && iface.addresses.iter().any(|prefix| prefix.address.is_ipv6()) {
-            return Err(format!("mtu={}: expected 1280 or more with an IPv6 address (RFC 8200)", iface.mtu));
+        if let Some(mtu) = iface.mtu.filter(|mtu| *mtu < 1280)
+            && iface.addresses.iter().any(|prefix| prefix.address.is_ipv6())
+        {
+            return Err(format!("mtu={mtu}: expected 1280 or more with an IPv6 address (RFC 8200)"));
         }
         if iface.addresses.is_empty() {
             return Err("no address: expected addr=ADDRESS/LENGTH, such as addr=10.0.0.2/24".into());
@@ -179,7 +187,11 @@ impl FromStr for HostPortArg {
             ));
         }
         if let Some(route) = iface.routes.iter().find(|route| !on_link(&iface.addresses, route.gateway)) {
-            return Err(format!("gw={}: expected an address of a network that addr= is in", route.gateway));
+            return Err(format!(
+                "{}: expected a gateway in a network that addr= is in; with a /32 address (IPv6: /128) the \
+                 gateway may be any",
+                described(route)
+            ));
         }
         // These ports make room for frames of an MTU that they are told.
         if let Some(field) = given_mtu
@@ -204,9 +216,49 @@ fn is_host(prefix: &Prefix) -> bool {
     hosts < 2 || (host != 0 && host != hosts)
 }
 
+/// A route as it was written.
+fn described(route: &Route) -> String {
+    match route.to {
+        Prefix { address, len: 0 } if address.is_unspecified() => format!("gw={}", route.gateway),
+        Prefix { address, len } => format!("route={address}/{len}@{}", route.gateway),
+    }
+}
+
+/// A network and its gateway.
+fn route(text: &str) -> Result<Route, String> {
+    let expected = || {
+        format!(
+            "route={text}: expected NETWORK/LENGTH@GATEWAY, such as 10.1.0.0/16@10.0.0.254 or fd01::/48@fe80::1"
+        )
+    };
+    let (network, gateway) = text.split_once('@').ok_or_else(expected)?;
+    let (address, len) = network.split_once('/').ok_or_else(expected)?;
+    let address: IpAddr = address.parse().map_err(|_| expected())?;
+    let gateway: IpAddr = gateway.parse().map_err(|_| expected())?;
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    let len: u8 = len.parse().ok().filter(|len| *len <= longest).ok_or_else(expected)?;
+    if address.is_ipv4() != gateway.is_ipv4() {
+        return Err(format!("route={text}: the gateway is of another family, expected one of the network's"));
+    }
+    let to = Prefix { address, len };
+    let network = to.network();
+    if network != address {
+        return Err(format!("route={text}: this is an address in the network, expected {network}/{len}"));
+    }
+    Ok(Route { to, gateway })
+}
+
+/// Whether a gateway is reached on the link. A host whose prefix has no other address reaches any gateway there, as with
+/// `onlink` of ip-route(8): clouds and Calico configure hosts like that.
 fn on_link(addresses: &[Prefix], gateway: IpAddr) -> bool {
     let link_local = matches!(gateway, IpAddr::V6(gateway) if gateway.is_unicast_link_local());
-    link_local || addresses.iter().any(|prefix| prefix.contains(gateway))
+    let alone = if gateway.is_ipv4() { 32 } else { 128 };
+    let reaches = |prefix: &Prefix| {
+        prefix.contains(gateway) || prefix.len == alone && prefix.address.is_ipv4() == gateway.is_ipv4()
+    };
+    let is_host = !gateway.is_multicast() && !gateway.is_unspecified() && !gateway.is_loopback();
+    let is_own = addresses.iter().any(|prefix| prefix.address == gateway);
+    is_host && !is_own && (link_local || addresses.iter().any(reaches))
 }
 
 /// An address and the length of its network's prefix.
@@ -368,7 +420,7 @@ mod tests {
         let port: HostPortArg =
             "tap:tap0,addr=10.0.0.2/24,offloads=off,addr=fd00::2/64,gw=10.0.0.1,mtu=9000".parse().unwrap();
         assert_eq!(port.spec.to_string(), "tap:tap0,offloads=off");
-        assert_eq!((port.iface.addresses.len(), port.iface.routes.len(), port.iface.mtu), (2, 1, 9000));
+        assert_eq!((port.iface.addresses.len(), port.iface.routes.len(), port.iface.mtu), (2, 1, Some(9000)));
         assert_eq!(port.iface.mac, Some(MacAddr([0x02, 0x0f, 10, 0, 0, 2])));
         // What a port wants to know of the MTU it is told, too; what its brackets hold is its own.
         for (text, spec) in [
@@ -387,6 +439,28 @@ mod tests {
     }
 
     #[test]
+    fn ports_have_routes_and_a_vlan() {
+        let text = "tap:tap0,addr=10.0.0.2/24,addr=fd00::2/64,gw=10.0.0.1,route=10.1.0.0/16@10.0.0.254,\
+                    route=fd01::/48@fe80::1,vlan=10";
+        let port: HostPortArg = text.parse().unwrap();
+        assert_eq!((port.spec.to_string(), port.iface.vlan), ("tap:tap0".into(), Some(10)));
+        let routes: Vec<String> = port.iface.routes.iter().map(described).collect();
+        assert_eq!(routes, ["gw=10.0.0.1", "route=10.1.0.0/16@10.0.0.254", "route=fd01::/48@fe80::1"]);
+    }
+
+    #[test]
+    fn lone_address_takes_any_gateway() {
+        for text in [
+            "tap:tap0,addr=10.9.0.2/32,gw=169.254.1.1",
+            "tap:tap0,addr=10.0.0.2/24,addr=10.9.0.2/32,gw=10.1.0.1",
+            "tap:tap0,addr=2001:db8::2/128,gw=2001:db8:1::1",
+        ] {
+            let port: HostPortArg = text.parse().unwrap();
+            assert_eq!(port.iface.routes.len(), 1, "{text}");
+        }
+    }
+
+    #[test]
     fn wrong_addresses_are_named() {
         for (text, expected) in [
             ("tap:tap0", "no address"),
@@ -395,8 +469,20 @@ mod tests {
             ("tap:tap0,addr=224.0.0.1/24", "that a host can have"),
             ("tap:tap0,addr=10.0.0.0/24", "addr=10.0.0.0/24: this names the network"),
             ("tap:tap0,addr=10.0.0.255/24", "expected one of them"),
-            ("tap:tap0,addr=10.0.0.2/24,gw=10.0.1.1", "gw=10.0.1.1: expected an address of a network"),
+            ("tap:tap0,addr=10.0.0.2/24,gw=10.0.1.1", "gw=10.0.1.1: expected a gateway in a network"),
+            ("tap:tap0,addr=10.0.0.2/24,addr=fd00::2/128,gw=10.0.1.1", "gw=10.0.1.1: expected a gateway"),
+            ("tap:tap0,addr=10.0.0.2/32,gw=10.0.0.2", "gw=10.0.0.2: expected a gateway"),
+            ("tap:tap0,addr=10.0.0.2/32,gw=224.0.0.1", "gw=224.0.0.1: expected a gateway"),
             ("tap:tap0,addr=10.0.0.2/24,gw=x", "gw=x: expected an IPv4 or IPv6 address"),
+            ("tap:tap0,addr=10.0.0.2/24,route=10.1.0.0/16", "expected NETWORK/LENGTH@GATEWAY"),
+            ("tap:tap0,addr=10.0.0.2/24,route=10.1.2.3/16@10.0.0.1", "expected 10.1.0.0/16"),
+            ("tap:tap0,addr=10.0.0.2/24,route=10.1.0.0/16@fe80::1", "of another family"),
+            (
+                "tap:tap0,addr=10.0.0.2/24,route=10.1.0.0/16@10.0.1.1",
+                "route=10.1.0.0/16@10.0.1.1: expected a gateway",
+            ),
+            ("tap:tap0,addr=10.0.0.2/24,vlan=0", "vlan=0: expected 1 to 4094"),
+            ("tap:tap0,addr=10.0.0.2/24,vlan=4095", "vlan=4095: expected 1 to 4094"),
             ("tap:tap0,addr=10.0.0.2/24,mtu=60", "mtu=60: expected 576 to 9000"),
             ("tap:tap0,addr=fd00::2/64,mtu=600", "mtu=600: expected 1280 or more"),
             ("tap:tap0,addr=10.0.0.2/24,mac=ff:ff:ff:ff:ff:ff", "expected a station's address"),

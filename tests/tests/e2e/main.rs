@@ -36,6 +36,7 @@ mod soak;
 mod switch;
 mod tcp;
 mod tcp_lcores;
+mod tcp_network;
 mod tcp_reports;
 mod tcp_veth;
 mod testpmd;

@@ -66,6 +66,19 @@ impl Veth {
         if on { netns.enable_offloads(interface) } else { netns.disable_offloads(interface) }.unwrap();
     }
 
+    /// The namespace of our end.
+    pub(crate) fn ours(&self) -> &Netns {
+        &self.ours
+    }
+
+    /// Gives both ends another MTU.
+    pub(crate) fn set_mtu(&self, mtu: u16) {
+        let mtu = mtu.to_string();
+        for (netns, end) in [(&self.ours, PORT), (&self.kernel, PEER)] {
+            netns.ip(&["link", "set", end, "mtu", &mtu]).unwrap();
+        }
+    }
+
     /// Whether a ping with so many bytes of payload, in one piece, is answered.
     pub(crate) fn ping(&self, address: &str, len: usize) -> bool {
         let len = len.to_string();

@@ -297,7 +297,10 @@ impl Serve {
             }
         }
         self.events = events;
-        if self.knocking {
+        // A program that connected before the addresses are ours would be refused: it waits for the probes.
+        if self.knocking && calls.stack.is_probing() {
+            self.look = true;
+        } else if self.knocking {
             self.let_in(calls.now);
         }
         self.listeners_go_on(calls);

@@ -191,12 +191,14 @@ pub struct Hosting {
 }
 
 /// One interface of a host.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct HostIface {
     /// Its station address, where it is not the port's: a TAP port's is the kernel's.
     pub mac: Option<MacAddr>,
-    /// Bytes of an IP packet, at most.
-    pub mtu: u16,
+    /// Bytes of an IP packet, at most; where none are given, as many as the port's interface takes.
+    pub mtu: Option<u16>,
+    /// The VLAN of its packets, 1 to 4094; without one they have no tag.
+    pub vlan: Option<u16>,
     pub addresses: Vec<Prefix>,
     pub routes: Vec<IpRoute>,
 }

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use offcore_dma::Binding;
 use offcore_mem::BURST;
@@ -12,6 +12,7 @@ use offcore_tcp::path::Path;
 use offcore_tcp::proto::{Config, IfaceConfig, Out, Share, Stack};
 
 use super::config::Hosting;
+use super::mtu::HostMtu;
 use super::{Assembly, Route};
 use crate::engines::dma_map::Half;
 use crate::error::{Field, SwitchError};
@@ -26,6 +27,8 @@ use crate::worker::idle::Idle;
 
 /// Bytes of the headers before a segment's payload, at least.
 const HEADERS: usize = 40;
+/// The same of headers with timestamps.
+const TIMED_HEADERS: u16 = 52;
 /// Bytes of FIFOs of a stack that has no connections of its own.
 const OWN_MEMORY: usize = 1 << 20;
 /// Packets of a ring between two workers, at most, and what part of the pool all rings may hold.
@@ -66,6 +69,19 @@ impl Hosting {
     }
 }
 
+/// Refuses segments that do not fit the MTU of each interface.
+fn check_segment(segment: Option<u16>, mtus: &[HostMtu]) -> Result<(), SwitchError> {
+    let Some(segment) = segment else { return Ok(()) };
+    let wanted = segment.saturating_add(TIMED_HEADERS);
+    let mtus = mtus.iter().map(|mtu| mtu.shared().load(Ordering::Relaxed)).enumerate();
+    match mtus.into_iter().find(|(_, mtu)| *mtu < wanted) {
+        Some((port, mtu)) => Field::Segment.refuse(format!(
+            "{segment}: packets by port {port} have {mtu} bytes at most, expected {wanted} or more"
+        )),
+        None => Ok(()),
+    }
+}
+
 /// What each worker's stack copies: that is bound as if the worker's number were a queue of port 0.
 pub(super) fn routes(workers: usize) -> Vec<Route> {
     let route = |worker| Route { worker, sender: worker, rx_port: 0, tx_port: 0, queue: worker as u16 };
@@ -79,7 +95,8 @@ fn secret() -> [u8; 16] {
 }
 
 impl Assembly<'_> {
-    pub(super) fn add_host(&mut self, hosting: &Hosting) -> Result<(), SwitchError> {
+    /// What the control thread looks after: the MTU of each interface.
+    pub(super) fn add_host(&mut self, hosting: &Hosting) -> Result<Vec<HostMtu>, SwitchError> {
         let workers = self.config.lcores.len();
         let secret = secret();
         let unfinished = Arc::new(AtomicUsize::new(workers));
@@ -89,12 +106,17 @@ impl Assembly<'_> {
                 ports.push(port);
             }
         }
+        let ifaces = hosting.ifaces.iter().zip(&self.ports).enumerate();
+        let mtus: Vec<_> = ifaces.map(|(port, (iface, of))| HostMtu::new(port, iface, &**of)).collect();
+        if let Hosted::Epping(epping) = &hosting.app {
+            check_segment(epping.segment, &mtus)?;
+        }
         for (worker, ports) in ports.into_iter().enumerate() {
             let share = Share { worker: worker as u32, of: workers as u32 };
             let config = hosting.config(secret, share);
-            self.add_host_worker(hosting, worker, config, ports, Arc::clone(&unfinished))?;
+            self.add_host_worker(hosting, worker, config, (ports, &mtus), Arc::clone(&unfinished))?;
         }
-        Ok(())
+        Ok(mtus)
     }
 
     /// One worker's stack on its part of the ports.
@@ -103,18 +125,21 @@ impl Assembly<'_> {
         hosting: &Hosting,
         worker: usize,
         config: Config,
-        ports: Vec<HostPort>,
+        (ports, mtus): (Vec<HostPort>, &[HostMtu]),
         unfinished: Unfinished,
     ) -> Result<(), SwitchError> {
         let mut stack = Stack::new(config).or_else(|error| Field::Pool.refuse(error.to_string()))?;
         let mut out = Out::default();
         let room = self.pool.data_room();
-        for ((iface, port), of) in hosting.ifaces.iter().zip(&ports).zip(&self.ports) {
+        let mut following = Vec::new();
+        for (((iface, port), of), mtu) in hosting.ifaces.iter().zip(&ports).zip(&self.ports).zip(mtus) {
             // Elsewhere a segment's payload is in one buffer.
             let longest = if port.tx.accepts().segments { None } else { u16::try_from(room + HEADERS).ok() };
+            let longest = longest.unwrap_or(u16::MAX);
+            following.push((mtu.shared(), longest));
             let config = IfaceConfig {
                 mac: iface.mac.unwrap_or(of.mac()),
-                mtu: iface.mtu.min(longest.unwrap_or(u16::MAX)),
+                mtu: mtu.shared().load(Ordering::Relaxed).min(longest),
                 addresses: iface.addresses.clone(),
                 routes: iface.routes.clone(),
             };
@@ -122,6 +147,7 @@ impl Assembly<'_> {
             if let Some(index) = index_of(of.name()) {
                 stack.set_index(number, index);
             }
+            stack.detect_conflicts(1, number);
         }
         let rx = self.binding(worker, 0, Half::Rx, worker as u16)?;
         let tx = self.binding(worker, 0, Half::Tx, worker as u16)?;
@@ -148,6 +174,7 @@ impl Assembly<'_> {
         path.bind(mover, &rx, &tx).or_else(|error| Field::Dma.refuse(error.to_string()))?;
         let connections = self.connections.as_ref().map(|all| (Arc::clone(all), worker));
         let watched = Watched::new(&self.page, self.config.lcores[worker], connections)?;
+        let vlans = hosting.ifaces.iter().map(|iface| iface.vlan).collect();
         let host = Host::new(path, ports, app).or_else(|error| match &hosting.app {
             Hosted::Service(..) | Hosted::Others(_) => Field::Service.refuse(error.to_string()),
             Hosted::Epping(config) => Field::Receiver.refuse(format!(
@@ -155,7 +182,10 @@ impl Assembly<'_> {
                 config.to
             )),
         })?;
-        self.workers[worker].0.tasks.push(Box::new(host.watched(watched).beside(unfinished)));
+        self.workers[worker]
+            .0
+            .tasks
+            .push(Box::new(host.watched(watched).following(following).tagged(vlans).beside(unfinished)));
         Ok(())
     }
 

@@ -123,7 +123,7 @@ impl Fragments {
     /// Takes a part. The whole packet, when it was the last that was missing.
     pub(super) fn add(&mut self, now: u64, mut packet: Packet, cache: &mut PoolCache) -> Option<Packet> {
         let pool = cache.pool();
-        let head = &packet.bytes()[..packet.len().min(HEAD)];
+        let head = packet.bytes();
         // Who leaves a checksum open does not fragment.
         let part = Part::of(head, pool.total_len(&packet)).filter(|_| !packet.has_offload());
         let Some(part) = part else {

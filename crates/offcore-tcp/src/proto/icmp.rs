@@ -1,11 +1,14 @@
 //! ICMP: echoes are answered; errors say something about connections (RFC 5927 for whom to believe; RFC 1191 and 8201
 //! for the path's MTU).
 
-use offcore_wire::{Icmpv4, Icmpv6, ethernet, icmpv4, icmpv6};
+use std::net::IpAddr;
+
+use offcore_wire::{Icmpv4, Icmpv6, Igmp, ethernet, icmpv4, icmpv6, ipv6};
 
 use super::addr::ConnId;
 use super::flows::Entry;
-use super::ip::IpHeaders;
+use super::groups::Query;
+use super::ip::{ETHERNET, IpHeaders, set_hops};
 use super::output::payload_of;
 use super::packet::{Cause, DropReason, Out, RxSeg, Verdict};
 use super::quoted::Quoted;
@@ -43,6 +46,7 @@ impl Stack {
                 let head = packet.head.get_mut(ip.transport..).and_then(<[u8]>::first_chunk_mut);
                 icmpv4::make_echo_reply(head.ok_or(DropReason::Malformed)?);
                 turn_round(packet.head, 26, 4);
+                set_hops(packet.head);
                 Ok(Verdict::Reply)
             }
             Icmpv4::Unreachable { code, mtu, quoted } => {
@@ -69,6 +73,7 @@ impl Stack {
                 let head = packet.head.get_mut(ip.transport..).and_then(<[u8]>::first_chunk_mut);
                 icmpv6::make_echo_reply(head.ok_or(DropReason::Malformed)?);
                 turn_round(packet.head, 22, 16);
+                set_hops(packet.head);
                 Ok(Verdict::Reply)
             }
             Icmpv6::NeighborSolicit(question) => Ok(self.net.solicited(now, iface, ip, &question, out)),
@@ -81,8 +86,44 @@ impl Stack {
                 self.packet_too_big(now, mtu, quoted, out);
                 Ok(Verdict::Consumed)
             }
+            // Only routers ask, from the link, and with a router alert (RFC 3810, 6.2).
+            Icmpv6::ListenerQuery(query) => {
+                let IpAddr::V6(src) = ip.src else { return Err(DropReason::Malformed) };
+                let alerts = ip.transport > ETHERNET + ipv6::HEADER_LEN;
+                if ip.hops != 1 || !src.is_unicast_link_local() || !alerts {
+                    return Err(DropReason::Malformed);
+                }
+                self.net.asked_for_groups(now, iface, Query::v6(&query));
+                Ok(Verdict::Consumed)
+            }
+            Icmpv6::ListenerReport { group } => {
+                self.net.group_reported(now, iface, group.into());
+                Ok(Verdict::Consumed)
+            }
             _ => Ok(Verdict::Consumed),
         }
+    }
+
+    /// IGMP: routers ask which groups are listened to.
+    #[cold]
+    pub(super) fn igmp(
+        &mut self,
+        now: u64,
+        iface: u8,
+        ip: &IpHeaders,
+        head: &[u8],
+    ) -> Result<Verdict, DropReason> {
+        let message = head.get(ip.transport..ip.end.min(head.len())).ok_or(DropReason::Malformed)?;
+        let message = Igmp::parse(message).map_err(|_| DropReason::Malformed)?;
+        if ip.hops != 1 {
+            return Err(DropReason::Malformed);
+        }
+        if let Some(query) = Query::v4(&message) {
+            self.net.asked_for_groups(now, iface, query);
+        } else if let Igmp::Report { group } = message {
+            self.net.group_reported(now, iface, group.into());
+        }
+        Ok(Verdict::Consumed)
     }
 
     /// The connection that an error is about, when it quotes what is in flight.
@@ -183,6 +224,22 @@ impl Stack {
         let (sender, remote) = (&conn.tcb.sender, conn.tcb.key.remote().ip());
         let headers = LEAST_V6 - payload_of(LEAST_V6, remote, conn.tcb.agreed.timestamps.is_some());
         self.set_path_mtu(now, id, plateau(sender.mss() + headers).max(LEAST_V6));
+    }
+
+    /// Makes the segments of all connections by interface `iface` fit packets of `mtu` bytes.
+    #[cold]
+    pub(super) fn cut_segments_by(&mut self, iface: u8, mtu: u16) {
+        for index in 0..self.conns.slots() as u32 {
+            let Some((id, conn)) = self.conns.at(index) else { continue };
+            let tcb = &mut conn.tcb;
+            let mss = payload_of(mtu, tcb.key.remote().ip(), tcb.agreed.timestamps.is_some());
+            if tcb.way.iface == iface && mss < tcb.sender.mss() {
+                // It is no guess about the path: nothing longer is tried later.
+                tcb.path = None;
+                tcb.sender.set_mss(mss);
+                self.touch(id);
+            }
+        }
     }
 
     /// Somebody says that the path takes packets of `mtu` bytes at most. Where longer ones have got through, he may be a

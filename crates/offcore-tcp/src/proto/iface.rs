@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use offcore_wire::{MacAddr, ipv6};
 
+use super::groups::{Groups, Sender};
+
 /// What an interface is.
 #[derive(Debug, Clone)]
 pub struct IfaceConfig {
@@ -23,6 +25,19 @@ pub struct Prefix {
 }
 
 impl Prefix {
+    /// The network's address: the bits behind the prefix are 0.
+    pub fn network(&self) -> IpAddr {
+        let host = |bits: u8| u32::from(bits.saturating_sub(self.len));
+        match self.address {
+            IpAddr::V4(own) => {
+                Ipv4Addr::from_bits(own.to_bits() & u32::MAX.checked_shl(host(32)).unwrap_or(0)).into()
+            }
+            IpAddr::V6(own) => {
+                Ipv6Addr::from_bits(own.to_bits() & u128::MAX.checked_shl(host(128)).unwrap_or(0)).into()
+            }
+        }
+    }
+
     /// Whether `other` is of the same network.
     pub fn contains(&self, other: IpAddr) -> bool {
         match (self.address, other) {
@@ -71,6 +86,10 @@ pub(crate) enum Standing {
 pub(crate) struct OwnAddress {
     pub prefix: Prefix,
     pub standing: Standing,
+    /// Probes or announcements of IPv4 that are still to be sent.
+    pub left: u8,
+    /// When the next one is due, or the next attempt to have the address.
+    pub next: Option<u64>,
 }
 
 /// An interface.
@@ -89,10 +108,13 @@ pub(crate) struct Iface {
     /// The port is full: connections plan and acknowledge nothing. `unacknowledged`: those that have to acknowledge later.
     pub held: bool,
     pub unacknowledged: Vec<u32>,
+    /// Multicast groups that are reported: the solicited-node groups of its addresses, and groups that sockets have joined.
+    pub groups: Groups,
 }
 
 impl Iface {
-    pub(crate) fn new(config: &IfaceConfig) -> Self {
+    /// `seed` makes its random delays different from other hosts' delays.
+    pub(crate) fn new(config: &IfaceConfig, seed: u64) -> Self {
         let standing = Standing::Tentative { until: 0 };
         let link_local = Prefix { address: ipv6::link_local(config.mac).into(), len: 64 };
         let with_v6 = config.addresses.iter().any(|prefix| prefix.address.is_ipv6());
@@ -101,13 +123,29 @@ impl Iface {
             mac: config.mac,
             index: 0,
             mtu: config.mtu,
-            addresses: all.map(|prefix| OwnAddress { prefix, standing }).collect(),
+            addresses: all.map(|prefix| OwnAddress { prefix, standing, left: 0, next: None }).collect(),
             routes: config.routes.clone(),
             segment_offload: 0,
             ready: VecDeque::new(),
             held: false,
             unacknowledged: Vec::new(),
+            groups: Groups::new(seed),
         }
+    }
+
+    /// Where reports of groups come from by this interface, whose number is `iface`.
+    pub(crate) fn sender(&self, iface: u8) -> Sender {
+        let good = || self.addresses.iter().filter(|own| own.standing == Standing::Preferred);
+        let v4 = good().find_map(|own| match own.prefix.address {
+            IpAddr::V4(address) => Some(address),
+            IpAddr::V6(_) => None,
+        });
+        let v6 = good().find_map(|own| match own.prefix.address {
+            IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
+            _ => None,
+        });
+        let (v4, v6) = (v4.unwrap_or(Ipv4Addr::UNSPECIFIED), v6.unwrap_or(Ipv6Addr::UNSPECIFIED));
+        Sender { iface, mac: self.mac, v4, v6 }
     }
 
     /// Whether a packet to this address may be taken.
@@ -115,9 +153,12 @@ impl Iface {
         self.addresses.iter().any(|own| own.prefix.address == address && own.standing == Standing::Preferred)
     }
 
-    /// Whether `address` is a multicast group that the interface is in, and its station address.
+    /// Whether `address` is a multicast group that the interface is in.
     pub(crate) fn is_in_group(&self, address: IpAddr) -> bool {
         const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+        if self.groups.contains(address) {
+            return true;
+        }
         let IpAddr::V6(group) = address else { return address == Ipv4Addr::new(224, 0, 0, 1) };
         group == ALL_NODES
             || self.addresses.iter().any(|own| match own.prefix.address {
@@ -142,9 +183,14 @@ impl Iface {
     /// The neighbour to send a packet for `to` to, and how long the prefix is by which it is known.
     fn next_hop(&self, to: IpAddr) -> Option<(IpAddr, u8)> {
         let link = |to: IpAddr| self.addresses.iter().filter(move |own| own.prefix.contains(to));
-        let direct = link(to).map(|own| (to, own.prefix.len));
+        // A gateway is on the link, whatever the prefixes say.
+        let gateways =
+            self.routes.iter().filter(move |route| route.gateway == to).map(move |_| (to, u8::MAX));
+        let direct = link(to).map(|own| (to, own.prefix.len)).chain(gateways);
         let by_gateway = self.routes.iter().filter(|route| route.to.contains(to));
-        direct.chain(by_gateway.map(|route| (route.gateway, route.to.len))).max_by_key(|hop| hop.1)
+        let all = direct.chain(by_gateway.map(|route| (route.gateway, route.to.len)));
+        // The first of several: the greatest is the last of its equals.
+        all.rev().max_by_key(|hop| hop.1)
     }
 
     /// The own address to send from when a packet goes to `next_hop` (RFC 6724 in short: of the same network, otherwise
@@ -159,9 +205,20 @@ impl Iface {
         let near = usable().find(|own| own.contains(next_hop));
         near.or_else(|| usable().next()).map(|own| own.address)
     }
+
+    /// Whether `address` may be a neighbour: it is in a network of the link, or a gateway.
+    pub(crate) fn is_near(&self, address: IpAddr) -> bool {
+        self.addresses.iter().any(|own| own.prefix.contains(address))
+            || self.routes.iter().any(|route| route.gateway == address)
+    }
+
+    /// The own address to ask a neighbour from.
+    pub(crate) fn source_towards(&self, neighbour: IpAddr) -> Option<IpAddr> {
+        self.source(neighbour, neighbour, |standing| standing == Standing::Preferred)
+    }
 }
 
-fn is_link_local(address: IpAddr) -> bool {
+pub(crate) fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
@@ -205,12 +262,13 @@ mod tests {
     }
 
     fn iface(addresses: &[Prefix], routes: &[Route]) -> Iface {
-        let mut iface = Iface::new(&IfaceConfig {
+        let config = IfaceConfig {
             mac: MacAddr([2, 0, 0, 0, 0, 1]),
             mtu: 1500,
             addresses: addresses.to_vec(),
             routes: routes.to_vec(),
-        });
+        };
+        let mut iface = Iface::new(&config, 1);
         iface.addresses.iter_mut().for_each(|own| own.standing = Standing::Preferred);
         iface
     }
@@ -222,6 +280,19 @@ mod tests {
         assert!(prefix("10.0.0.2", 0).contains("192.168.1.1".parse().unwrap()));
         assert!(prefix("10.0.0.2", 32).contains("10.0.0.2".parse().unwrap()));
         assert!(!prefix("::", 0).contains("10.0.0.2".parse().unwrap()), "families are apart");
+    }
+
+    #[test]
+    fn network_has_no_host_bits() {
+        for (text, len, network) in [
+            ("10.1.2.3", 16, "10.1.0.0"),
+            ("10.1.2.3", 32, "10.1.2.3"),
+            ("10.1.2.3", 0, "0.0.0.0"),
+            ("fd00::1:2", 112, "fd00::1:0"),
+            ("fd00::2", 0, "::"),
+        ] {
+            assert_eq!(prefix(text, len).network(), network.parse::<IpAddr>().unwrap());
+        }
     }
 
     #[test]

@@ -160,11 +160,15 @@ impl IpHeaders {
     /// in `head`.
     #[inline]
     pub(crate) fn checksum_is_valid(&self, head: &[u8], rest: Sum) -> bool {
-        let Some(bytes) = head.get(self.transport..self.end.min(head.len()).min(HEAD.max(self.transport)))
-        else {
-            return false;
+        let until = self.end.min(head.len()).min(HEAD);
+        let (bytes, rest) = match head.get(self.transport..until) {
+            Some(bytes) => (bytes, rest),
+            None => match behind_long_headers(head, self.transport, rest) {
+                Some(rest) => (&[][..], rest),
+                None => return false,
+            },
         };
-        let pseudo = if self.protocol == IpProtocol::ICMP {
+        let pseudo = if matches!(self.protocol, IpProtocol::ICMP | IpProtocol::IGMP) {
             Sum::ZERO
         } else {
             pseudo(self.src, self.dst, self.protocol, self.transport_len())
@@ -190,6 +194,14 @@ impl IpHeaders {
     }
 }
 
+/// The sum of the bytes from `transport`, which is beyond [`HEAD`]. `rest` is the sum from [`HEAD`] on, extension headers
+/// included.
+#[cold]
+fn behind_long_headers(head: &[u8], transport: usize, rest: Sum) -> Option<Sum> {
+    let between = Sum::of(head.get(HEAD..transport)?);
+    Some(rest + Sum::from(!between.value()))
+}
+
 /// The sum of the pseudo header of a transport packet of `len` bytes.
 #[inline]
 pub(crate) fn pseudo(src: IpAddr, dst: IpAddr, protocol: IpProtocol, len: usize) -> Sum {
@@ -211,6 +223,8 @@ pub(crate) struct Envelope {
     /// Differentiated services, and explicit congestion notification in the lowest two bits.
     pub ecn: u8,
     pub hops: u8,
+    /// Flow label, of IPv6.
+    pub flow_label: u32,
     /// Identification, of IPv4. Of a packet that nobody fragments it says nothing, and is 0 (RFC 6864, 4.1): a counter would
     /// tell everybody how many packets others get.
     pub ident: u16,
@@ -220,7 +234,7 @@ impl Envelope {
     /// A packet that may make the usual number of hops.
     pub(crate) fn new(src: IpAddr, dst: IpAddr, protocol: IpProtocol) -> Self {
         let none = MacAddr([0; 6]);
-        Self { src_mac: none, dst_mac: none, src, dst, protocol, ecn: 0, hops: HOPS, ident: 0 }
+        Self { src_mac: none, dst_mac: none, src, dst, protocol, ecn: 0, hops: HOPS, flow_label: 0, ident: 0 }
     }
 
     /// Bytes of the Ethernet and IP headers.
@@ -255,7 +269,7 @@ impl Envelope {
                     dst: v6(dst),
                     next_header: self.protocol,
                     traffic_class: self.ecn,
-                    flow_label: 0,
+                    flow_label: self.flow_label,
                     hop_limit: self.hops,
                     payload_len: transport_len as u16,
                 };
@@ -289,6 +303,23 @@ pub(crate) fn allow_fragments(head: &mut [u8]) {
     let checksum = update(checksum, Sum::from(u32::from(flags)), Sum::from(u32::from(cleared)));
     head[ETHERNET + 6..ETHERNET + 8].copy_from_slice(&cleared.to_be_bytes());
     head[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&checksum.to_be_bytes());
+}
+
+/// Sets the hop limit of the IP packet in the frame `head` to the limit of this host's own packets.
+pub(crate) fn set_hops(head: &mut [u8]) {
+    const V4_HOPS: usize = ETHERNET + 8;
+    const V4_CHECKSUM: usize = ETHERNET + 10;
+    const V6_HOPS: usize = ETHERNET + 7;
+    if head[12..ETHERNET] != EtherType::IPV4.0.to_be_bytes() {
+        head[V6_HOPS] = HOPS;
+        return;
+    }
+    // The checksum covers hops and protocol as one word.
+    let word = |head: &[u8], at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
+    let (old, checksum) = (word(head, V4_HOPS), word(head, V4_CHECKSUM));
+    head[V4_HOPS] = HOPS;
+    let checksum = update(checksum, Sum::from(old), Sum::from(word(head, V4_HOPS)));
+    head[V4_CHECKSUM..V4_CHECKSUM + 2].copy_from_slice(&checksum.to_be_bytes());
 }
 
 fn v6(address: IpAddr) -> Ipv6Addr {

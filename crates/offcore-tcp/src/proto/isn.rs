@@ -8,6 +8,8 @@ use super::siphash::{FlowMac, Purpose};
 
 /// Microseconds of one step of the clock `M` (RFC 9293, 3.4.1).
 const STEP_US: u64 = 4;
+/// Bits of a flow label.
+const FLOW_LABEL: u32 = 0x000f_ffff;
 
 /// First numbers that others cannot guess.
 #[derive(Clone, Debug)]
@@ -15,13 +17,19 @@ pub(super) struct Origins {
     isn: FlowMac,
     timestamp: FlowMac,
     fragment: FlowMac,
+    flow_label: FlowMac,
 }
 
 impl Origins {
     /// Those of this secret.
     pub(super) fn new(secret: &[u8; 16]) -> Self {
         let new = |purpose| FlowMac::new(secret, purpose);
-        Self { isn: new(Purpose::Isn), timestamp: new(Purpose::Timestamp), fragment: new(Purpose::Fragment) }
+        Self {
+            isn: new(Purpose::Isn),
+            timestamp: new(Purpose::Timestamp),
+            fragment: new(Purpose::Fragment),
+            flow_label: new(Purpose::FlowLabel),
+        }
     }
 
     /// The initial sequence number of a connection opened at `now_us`: ISN = M + F(flow, secret) (RFC 6528, 3).
@@ -37,6 +45,12 @@ impl Origins {
     pub(super) fn ident(&self, number: u64) -> u32 {
         let nobody = FlowKey::v4(Ipv4Addr::UNSPECIFIED, 0, Ipv4Addr::UNSPECIFIED, 0);
         self.fragment.mac(&nobody, number.into()) as u32
+    }
+
+    /// The flow label of a flow over IPv6, never 0: routers spread flows over equal paths by it (RFC 6437, 3). 0 for IPv4.
+    #[inline]
+    pub(super) fn flow_label(&self, flow: &FlowKey) -> u32 {
+        if flow.is_v4() { 0 } else { (self.flow_label.mac(flow, 0) as u32 & FLOW_LABEL).max(1) }
     }
 
     /// What is added to the clock of timestamps towards a host.
@@ -66,6 +80,23 @@ mod tests {
         assert_ne!(Origins::new(&[4; 16]).isn(&flow(2, 4000), 0), base);
         // The clock wraps every 4.77 hours, and so does the number.
         assert_eq!(origins.isn(&flow(2, 4000), 4 << 32), base);
+    }
+
+    #[test]
+    fn flow_over_ipv6_has_a_label() {
+        let origins = Origins::new(&[3; 16]);
+        let flow = |port| {
+            FlowKey::new(
+                "[fd00::1]:80".parse().unwrap(),
+                std::net::SocketAddr::new([0xfd00, 0, 0, 0, 0, 0, 0, 2].into(), port),
+            )
+            .unwrap()
+        };
+        let label = |port| origins.flow_label(&flow(port));
+        assert_eq!(label(1), label(1));
+        assert_ne!(label(1), label(2));
+        assert!((1..1000).all(|port| (1..1 << 20).contains(&label(port))));
+        assert_eq!(origins.flow_label(&self::flow(2, 1)), 0);
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! What is below transport: interfaces, neighbours, and packets sent to somebody.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 
-use offcore_wire::{Arp, ArpOperation, EtherType, IpProtocol, MacAddr, NeighborAdvert, NeighborSolicit, arp};
-use offcore_wire::{ethernet, ipv6};
+use offcore_wire::{Arp, ArpOperation, IpProtocol, MacAddr, NeighborAdvert, NeighborSolicit, ipv6};
 
-use super::iface::{Iface, IfaceConfig, Standing, Way, may_have_way, way};
+use super::arp::{BROADCAST, arp_packet};
+use super::calls::CallError;
+use super::groups::Query;
+use super::iface::{Iface, IfaceConfig, Standing, Way, is_link_local, may_have_way, way};
 use super::ip::{Envelope, IpHeaders};
 use super::neighbour::{Ask, Neighbours, Said, Who};
 use super::packet::{Control, DropReason, Event, HEAD, Out, Verdict};
@@ -16,28 +18,27 @@ use super::tcb::{Link, Tcb};
 const DETECTION: u64 = 1_000_000;
 /// How long the station of a connection's next hop is used without asking the cache.
 const LINK_AGE: u64 = 1_000_000;
-/// Time between two defences of an address (RFC 5227, 2.4: DEFEND_INTERVAL).
-const DEFEND: u64 = 10_000_000;
-
-const BROADCAST: MacAddr = MacAddr([0xff; 6]);
-
 /// Interfaces and neighbours.
 #[derive(Debug)]
 pub(crate) struct Net {
     pub ifaces: Vec<Iface>,
     pub neighbours: Neighbours,
     share: Share,
-    defended: Option<u64>,
+    seed: u64,
+    /// When an address was last defended.
+    pub(super) defended: Option<u64>,
     /// Messages from somebody who has an address of ours.
     pub conflicts: u64,
 }
 
 impl Net {
-    pub(crate) fn new(neighbours: usize, share: Share) -> Self {
+    /// `seed` makes random delays different from other hosts' delays.
+    pub(crate) fn new(neighbours: usize, share: Share, seed: u64) -> Self {
         Self {
             ifaces: Vec::new(),
             neighbours: Neighbours::new(neighbours),
             share,
+            seed,
             defended: None,
             conflicts: 0,
         }
@@ -47,19 +48,22 @@ impl Net {
     /// who has them.
     pub(crate) fn add(&mut self, now: u64, config: &IfaceConfig, out: &mut Out) -> u8 {
         let number = self.ifaces.len() as u8;
-        let mut iface = Iface::new(config);
+        let mut iface = Iface::new(config, self.seed.wrapping_add(number.into()));
         iface.index = u32::from(number) + 1;
+        let speaks = self.speaks();
+        let v6 = iface.addresses.iter().filter_map(|own| v6_of(own.prefix.address)).filter(|_| speaks);
+        for address in v6 {
+            // There is room: the interface has no other groups yet. They are reported before any question is sent, so that
+            // answers get through a switch that looks at reports (RFC 4862, 5.4.2).
+            let _ = iface.groups.join(now, ipv6::solicited_node(address).into());
+        }
+        iface.groups.timers(now, iface.sender(number), out);
         for own in &mut iface.addresses {
             match own.prefix.address {
-                IpAddr::V4(address) => {
-                    own.standing = Standing::Preferred;
-                    if self.speaks() {
-                        out.controls.push(announcement(number, config.mac, address));
-                    }
-                }
+                IpAddr::V4(_) => own.claim(now),
                 IpAddr::V6(address) => {
                     own.standing = Standing::Tentative { until: now + DETECTION };
-                    if self.speaks() {
+                    if speaks {
                         let none = Ipv6Addr::UNSPECIFIED;
                         out.controls.push(solicitation(number, config.mac, none, address, None));
                     }
@@ -68,6 +72,38 @@ impl Net {
         }
         self.ifaces.push(iface);
         number
+    }
+
+    /// Joins a multicast group by the interface that has the address `by`, or else by the interface of the route to the group.
+    /// Returns the interface's number. Each join needs a [`leave`](Self::leave).
+    pub(crate) fn join(&mut self, now: u64, by: Option<IpAddr>, group: IpAddr) -> Result<u8, CallError> {
+        let iface = match by {
+            Some(address) => self.ifaces.iter().position(|iface| iface.owns(address)),
+            None => self.way(group).map_or(Some(0), |way| Some(way.iface.into())),
+        };
+        let iface = iface.ok_or(CallError::NotOurs)?;
+        self.ifaces.get_mut(iface).ok_or(CallError::NoRoute)?.groups.join(now, group)?;
+        Ok(iface as u8)
+    }
+
+    /// Leaves a group that was joined by interface `iface`.
+    pub(crate) fn leave(&mut self, now: u64, iface: u8, group: IpAddr) -> Result<(), CallError> {
+        let iface = self.ifaces.get_mut(usize::from(iface)).ok_or(CallError::Gone)?;
+        iface.groups.leave(now, group)
+    }
+
+    /// A router asks for reports of groups.
+    pub(crate) fn asked_for_groups(&mut self, now: u64, iface: u8, query: Query) {
+        if let Some(iface) = self.ifaces.get_mut(usize::from(iface)) {
+            iface.groups.asked(now, query);
+        }
+    }
+
+    /// Another host has reported a group by an older version of the protocol.
+    pub(crate) fn group_reported(&mut self, now: u64, iface: u8, group: IpAddr) {
+        if let Some(iface) = self.ifaces.get_mut(usize::from(iface)) {
+            iface.groups.reported(now, group);
+        }
     }
 
     /// Sends a packet of headers to `to`, from `from` or from whichever address is right. `write` puts transport header and
@@ -108,7 +144,7 @@ impl Net {
     }
 
     /// Whether this stack announces and defends addresses and answers who asks for them, for all workers.
-    fn speaks(&self) -> bool {
+    pub(super) fn speaks(&self) -> bool {
         self.share.worker == 0
     }
 
@@ -139,8 +175,8 @@ impl Net {
     fn ask(&self, ask: Ask, out: &mut Out) {
         let (number, target) = ask.who;
         let iface = &self.ifaces[usize::from(number)];
-        let Some(way) = way(std::slice::from_ref(iface), target) else { return };
-        match (target, way.source) {
+        let Some(source) = iface.source_towards(target) else { return };
+        match (target, source) {
             (IpAddr::V4(target_ip), IpAddr::V4(sender_ip)) => {
                 let question = Arp {
                     operation: ArpOperation::Request,
@@ -158,49 +194,7 @@ impl Net {
         }
     }
 
-    /// An ARP packet has come (RFC 826; RFC 5227, 2.4 for an address that somebody else claims).
-    pub(crate) fn arp(&mut self, now: u64, number: u8, head: &[u8], out: &mut Out) -> Verdict {
-        let Ok(message) = Arp::parse(&head[ethernet::HEADER_LEN.min(head.len())..]) else {
-            return Verdict::Drop(DropReason::Malformed);
-        };
-        let iface = &self.ifaces[usize::from(number)];
-        let mac = iface.mac;
-        if message.sender_mac == mac {
-            return Verdict::Consumed;
-        }
-        if iface.owns(message.sender_ip.into()) {
-            if !self.speaks() {
-                return Verdict::Consumed;
-            }
-            self.conflicts += 1;
-            if self.defended.is_none_or(|last| now - last >= DEFEND) {
-                self.defended = Some(now);
-                out.controls.push(announcement(number, mac, message.sender_ip));
-            }
-            return Verdict::Consumed;
-        }
-        let wanted = iface.owns(message.target_ip.into());
-        if !message.sender_ip.is_unspecified() && !message.sender_mac.is_multicast() {
-            let answer = wanted && message.operation == ArpOperation::Reply;
-            // Who is not of the link's networks is nobody's next hop.
-            let near = iface.addresses.iter().any(|own| own.prefix.contains(message.sender_ip.into()));
-            let said = Said { answer, replaces: true, wanted: wanted && near };
-            self.learned(now, (number, message.sender_ip.into()), message.sender_mac, said, out);
-        }
-        if wanted && self.speaks() && message.operation == ArpOperation::Request {
-            let answer = Arp {
-                operation: ArpOperation::Reply,
-                sender_mac: mac,
-                sender_ip: message.target_ip,
-                target_mac: message.sender_mac,
-                target_ip: message.sender_ip,
-            };
-            out.controls.push(arp_packet(number, message.sender_mac, &answer));
-        }
-        Verdict::Consumed
-    }
-
-    fn learned(&mut self, now: u64, who: Who, mac: MacAddr, said: Said, out: &mut Out) {
+    pub(super) fn learned(&mut self, now: u64, who: Who, mac: MacAddr, said: Said, out: &mut Out) {
         // No neighbour's station is that of many.
         if mac.is_multicast() {
             return;
@@ -297,9 +291,25 @@ impl Net {
 
     /// Does what is due; `gone` is called for neighbours that do not answer.
     pub(crate) fn timers(&mut self, now: u64, out: &mut Out, gone: impl FnMut(Who)) {
-        for own in self.ifaces.iter_mut().flat_map(|iface| &mut iface.addresses) {
-            if matches!(own.standing, Standing::Tentative { until } if until <= now) {
-                own.standing = Standing::Preferred;
+        let speaks = self.speaks();
+        for (number, iface) in self.ifaces.iter_mut().enumerate() {
+            for own in &mut iface.addresses {
+                if matches!(own.standing, Standing::Tentative { until } if until <= now) {
+                    own.claim(now);
+                    if is_link_local(own.prefix.address) {
+                        iface.groups.report_v6(now);
+                    }
+                }
+                if own.next.is_some_and(|due| due <= now)
+                    && let Some(message) = own.next_message(now)
+                    && speaks
+                {
+                    out.controls.push(message.packet(number as u8, iface.mac));
+                }
+            }
+            if iface.groups.deadline().is_some_and(|due| due <= now) {
+                let sender = iface.sender(number as u8);
+                iface.groups.timers(now, sender, out);
             }
         }
         let mut questions = arrayvec::ArrayVec::<Ask, 64>::new();
@@ -312,33 +322,21 @@ impl Net {
     /// When something is due next.
     pub(crate) fn deadline(&self) -> Option<u64> {
         let addresses = self.ifaces.iter().flat_map(|iface| &iface.addresses);
-        let detection = addresses.filter_map(|own| match own.standing {
-            Standing::Tentative { until } => Some(until),
-            _ => None,
+        let detection = addresses.flat_map(|own| match own.standing {
+            Standing::Tentative { until } => [Some(until), own.next],
+            _ => [None, own.next],
         });
-        detection.chain(self.neighbours.deadline()).min()
+        let detection = detection.flatten();
+        let reports = self.ifaces.iter().filter_map(|iface| iface.groups.deadline());
+        detection.chain(reports).chain(self.neighbours.deadline()).min()
     }
 }
 
-fn arp_packet(iface: u8, to: MacAddr, message: &Arp) -> Control {
-    Control::new(iface, |bytes| {
-        let (link, rest) = bytes.split_first_chunk_mut().expect("the buffer has room for all headers");
-        ethernet::write_header(link, to, message.sender_mac, EtherType::ARP);
-        message.write(rest.first_chunk_mut().expect("the buffer has room for all headers"));
-        ethernet::HEADER_LEN + arp::LEN
-    })
-}
-
-/// Tells everybody that an address is ours (RFC 5227, 3).
-fn announcement(iface: u8, mac: MacAddr, address: Ipv4Addr) -> Control {
-    let message = Arp {
-        operation: ArpOperation::Request,
-        sender_mac: mac,
-        sender_ip: address,
-        target_mac: MacAddr([0; 6]),
-        target_ip: address,
-    };
-    arp_packet(iface, BROADCAST, &message)
+fn v6_of(address: IpAddr) -> Option<Ipv6Addr> {
+    match address {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(address) => Some(address),
+    }
 }
 
 fn solicitation(

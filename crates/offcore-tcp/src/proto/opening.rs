@@ -63,6 +63,7 @@ impl Stack {
         let asked = conn.tcb.asking.take();
         let wishes = self.wishes.with(conn.buffers, &self.config);
         let mut tcb = handshake::connection(now, &both, &wishes);
+        tcb.flow_label = self.origins.flow_label(&key);
         tcb.touched = conn.tcb.touched;
         tcb.orphan = conn.tcb.orphan;
         tcb.sender.no_delay = conn.tcb.sender.no_delay;
@@ -411,6 +412,7 @@ impl Stack {
         out: &mut Out,
     ) -> Result<ConnId, DropReason> {
         let mut tcb = handshake::connection(now, &half.both, &self.wishes_of(half));
+        tcb.flow_label = self.origins.flow_label(&half.both.key);
         // A cookie does not know whether it was sent again.
         if half.tries > 0 && half.due > 0 {
             tcb.sender.recovery.handshake_lost();

@@ -306,6 +306,10 @@ impl Drops {
         Verdict::Drop(reason)
     }
 
+    pub(crate) fn count_many(&mut self, reason: DropReason, packets: u64) {
+        self.0[reason as usize] += packets;
+    }
+
     /// How many for this reason.
     pub fn get(&self, reason: DropReason) -> u64 {
         self.0[reason as usize]

@@ -55,7 +55,8 @@ impl Stack {
         let Some(way) = self.net.way(key.remote().ip()) else { return };
         let envelope = Envelope::new(key.local().ip(), key.remote().ip(), IpProtocol::TCP);
         let hops = options.hops.unwrap_or(envelope.hops);
-        let envelope = Envelope { ecn: options.services(), hops, ..envelope };
+        let flow_label = self.origins.flow_label(&key);
+        let envelope = Envelope { ecn: options.services(), hops, flow_label, ..envelope };
         self.net.send(now, way, envelope, out, |bytes, envelope| {
             output::write(bytes, envelope, fields, 0, TxChecksum::Payload(Sum::ZERO)).0
         });

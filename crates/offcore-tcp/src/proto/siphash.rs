@@ -99,6 +99,8 @@ pub(super) enum Purpose {
     Cookie,
     /// Names of packets that are fragmented (RFC 7739).
     Fragment,
+    /// Flow labels of IPv6 (RFC 6437).
+    FlowLabel,
     /// Which worker has a flow.
     Worker,
 }

@@ -88,13 +88,16 @@ impl Stack {
     /// When there is not as much memory as FIFOs shall have.
     pub fn new(config: Config) -> Result<Self, MemoryError> {
         let Config { receive_window, largest_segment, algorithm, ecn, .. } = config;
+        let (first, second) = config.secret.split_at(size_of::<u64>());
+        let half = |half: &[u8]| half.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let seed = half(first) ^ half(second).rotate_left(1);
         let wishes = Wishes { receive_window, largest_segment, algorithm, ecn };
         Ok(Self {
             wishes,
             origins: Origins::new(&config.secret),
             ports: Ports::new(&config.secret, config.ports.clone()),
             cookies: Cookies::new(&config.secret),
-            net: Net::new(config.neighbours, config.share),
+            net: Net::new(config.neighbours, config.share, seed),
             steering: Steering::new(&config.secret, config.share),
             arenas: Arenas::new(config.memory)?,
             conns: Conns::new(config.connections.min(SOCKETS - 1)),
@@ -212,9 +215,13 @@ impl Stack {
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
         let mut ip = IpHeaders::NONE;
-        match ip::parse(packet.head, packet.len as usize, &mut ip)? {
-            Frame::Ip => {}
-            Frame::Arp => return Ok(self.net.arp(now, iface, packet.head, out)),
+        match ip::parse(packet.head, packet.len as usize, &mut ip) {
+            Ok(Frame::Ip) => {}
+            Ok(Frame::Arp) => return Ok(self.net.arp(now, iface, packet.head, out)),
+            Err(reason) => {
+                self.not_understood(now, iface, packet, out);
+                return Err(reason);
+            }
         }
         let here = self.net.ifaces.get(usize::from(iface)).ok_or(DropReason::NotForUs)?;
         let to_us = here.owns(ip.dst);
@@ -231,7 +238,10 @@ impl Stack {
             return if to_us && to_station { Ok(Verdict::Fragment) } else { Err(DropReason::NotForUs) };
         }
         if let RxChecksum::Unknown { rest } = packet.checksum
-            && matches!(ip.protocol, IpProtocol::TCP | IpProtocol::ICMP | IpProtocol::ICMPV6)
+            && matches!(
+                ip.protocol,
+                IpProtocol::TCP | IpProtocol::ICMP | IpProtocol::ICMPV6 | IpProtocol::IGMP
+            )
             && !ip.checksum_is_valid(packet.head, rest)
         {
             return Err(ip.wrong_checksum(packet.head));
@@ -248,8 +258,16 @@ impl Stack {
                 self.datagram(now, iface, &ip, packet, out)
             }
             IpProtocol::ICMP if ip.dst.is_ipv4() => self.icmp(now, &ip, packet, to_us, out),
+            IpProtocol::IGMP if ip.dst.is_ipv4() => self.igmp(now, iface, &ip, packet.head),
             IpProtocol::ICMPV6 if ip.dst.is_ipv6() => self.icmpv6(now, iface, &ip, packet, to_us, out),
-            _ => Err(DropReason::NoConnection),
+            _ if to_us && ip.dst.is_ipv4() => {
+                self.protocol_unreachable(now, &ip, packet.head, out);
+                Err(DropReason::NoConnection)
+            }
+            _ => {
+                self.not_understood(now, iface, packet, out);
+                Err(DropReason::NoConnection)
+            }
         }
     }
 

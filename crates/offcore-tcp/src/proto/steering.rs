@@ -87,6 +87,7 @@ impl Steering {
                 &[a, b, c, d, ..] => ip.flow(u16::from_be_bytes([c, d]), u16::from_be_bytes([a, b])),
                 _ => None,
             },
+            IpProtocol::IGMP => return Owner::All,
             IpProtocol::ICMP | IpProtocol::ICMPV6 => return self.owner_of_message(&ip, transport),
             _ => None,
         };
@@ -103,7 +104,12 @@ impl Steering {
             }
         } else {
             match Icmpv6::parse(message) {
-                Ok(Icmpv6::NeighborSolicit(_) | Icmpv6::NeighborAdvert(_)) => return Owner::All,
+                Ok(
+                    Icmpv6::NeighborSolicit(_)
+                    | Icmpv6::NeighborAdvert(_)
+                    | Icmpv6::ListenerQuery(_)
+                    | Icmpv6::ListenerReport { .. },
+                ) => return Owner::All,
                 Ok(Icmpv6::Unreachable { quoted, .. } | Icmpv6::PacketTooBig { quoted, .. }) => {
                     Quoted::v6(quoted)
                 }

@@ -104,6 +104,8 @@ pub(crate) struct Tcb {
     pub key: FlowKey,
     pub way: Way,
     pub link: Option<Link>,
+    /// The flow label of its packets over IPv6.
+    pub flow_label: u32,
     template: Option<TcpTemplate>,
     pub state: State,
     pub agreed: Agreed,
@@ -147,6 +149,7 @@ impl Tcb {
             key,
             way,
             link: None,
+            flow_label: 0,
             template: None,
             state: State::SynSent,
             agreed: Agreed::default(),
@@ -312,7 +315,7 @@ impl Tcb {
     pub(crate) fn envelope(&self, src_mac: MacAddr, dst_mac: MacAddr) -> Envelope {
         let envelope = Envelope::new(self.key.local().ip(), self.key.remote().ip(), IpProtocol::TCP);
         let (services, hops) = (self.options.services(), self.options.hops.unwrap_or(envelope.hops));
-        Envelope { src_mac, dst_mac, ecn: services, hops, ..envelope }
+        Envelope { src_mac, dst_mac, ecn: services, hops, flow_label: self.flow_label, ..envelope }
     }
 
     /// When its timer is to go off.

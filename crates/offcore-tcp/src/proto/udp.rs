@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use offcore_session::datagram::{HEADER_LEN, Header, More, PathMtu, record_len};
 use offcore_session::{Fifo, Segments};
-use offcore_wire::{IpProtocol, MacAddr, Sum, UdpHeader, icmpv4, icmpv6, udp};
+use offcore_wire::{IpProtocol, MacAddr, Sum, UdpHeader, udp};
 
 use super::addr::{AppId, ConnId, FlowKey};
 use super::ahead::Ahead;
@@ -509,6 +509,8 @@ impl Stack {
         } else if peer.ip().is_multicast() {
             envelope.hops = GROUP_HOPS;
         }
+        let flow = FlowKey::new(SocketAddr::new(way.source, port), peer);
+        envelope.flow_label = flow.map_or(0, |flow| self.origins.flow_label(&flow));
         let at = envelope.len();
         let len = udp::HEADER_LEN + plan.len as usize;
         let to = &mut to[HEAD - at - udp::HEADER_LEN..];
@@ -556,34 +558,5 @@ impl Stack {
     pub(crate) fn fragment_ident(&mut self) -> u32 {
         let Share { worker, of } = self.steering.share;
         self.origins.ident(self.udp.next_fragmented() * u64::from(of) + u64::from(worker))
-    }
-
-    /// Says that nobody takes datagrams to a port (RFC 1122, 4.1.3.1; RFC 4443, 3.1).
-    #[cold]
-    fn port_unreachable(&mut self, now: u64, ip: &IpHeaders, head: &[u8], out: &mut Out) {
-        let Self { udp, origins, .. } = self;
-        if !udp.may_complain(now, || origins.ident(u64::MAX - now / 1_000_000)) {
-            return;
-        }
-        let Some(way) = self.net.way(ip.src) else { return };
-        let (src, dst) = (ip.dst, ip.src);
-        let protocol = if src.is_ipv4() { IpProtocol::ICMP } else { IpProtocol::ICMPV6 };
-        let quoted = &head[ip::ETHERNET..ip.end.min(head.len())];
-        self.net.send(now, way, Envelope::new(src, dst, protocol), out, |bytes, envelope| {
-            let at = envelope.len();
-            let to = &mut bytes[at..];
-            let len = match (src, dst) {
-                (IpAddr::V6(src), IpAddr::V6(dst)) => {
-                    let (kind, code) = (icmpv6::DESTINATION_UNREACHABLE, icmpv6::PORT_UNREACHABLE);
-                    icmpv6::write_error(to, kind, code, 0, quoted, src, dst)
-                }
-                _ => {
-                    let (kind, code) = (icmpv4::DESTINATION_UNREACHABLE, icmpv4::PORT_UNREACHABLE);
-                    icmpv4::write_error(to, kind, code, 0, quoted)
-                }
-            };
-            envelope.write(bytes, len);
-            at + len
-        });
     }
 }

@@ -309,7 +309,8 @@ fn open(frame: &[u8]) -> Result<(IpAddr, IpAddr, u8, &[u8]), String> {
     Ok((src, dst, ecn, bytes))
 }
 
-/// The answer of the peer's station to a question of ARP or of neighbour discovery. `None`: the frame is neither of them.
+/// The answer of the peer's station to a question of ARP or of neighbour discovery; none to a report of a group. `None`: the
+/// frame is neither of them.
 pub(crate) fn neighbour(frame: &[u8], theirs: IpAddr) -> Option<Option<Vec<u8>>> {
     let link = EthernetFrame::new_checked(frame).ok()?;
     match (link.ethertype(), theirs) {
@@ -335,6 +336,9 @@ pub(crate) fn neighbour(frame: &[u8], theirs: IpAddr) -> Option<Option<Vec<u8>>>
         (EtherType::ARP, _) => Some(None),
         (EtherType::IPV6, _) => {
             let ip = Ipv6Packet::new_checked(link.payload()).ok()?;
+            if ip.dst() == icmpv6::listener::REPORTS {
+                return Some(None);
+            }
             let Icmpv6::NeighborSolicit(question) = Icmpv6::parse(ip.payload()).ok()? else { return None };
             if ip.next_header() != IpProtocol::ICMPV6 {
                 return None;

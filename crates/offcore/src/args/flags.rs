@@ -29,6 +29,7 @@ const fn flag(field: Field) -> &'static str {
         Field::Ports => "--port",
         Field::RingSize => "--ring-size",
         Field::Receiver => "-c",
+        Field::Segment => "-m",
         Field::Serve => "--serve",
         Field::Service => "--app",
         Field::Simulators => "--dsa-sim",

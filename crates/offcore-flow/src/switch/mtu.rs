@@ -1,0 +1,119 @@
+//! The MTU of a host's interfaces: what the ports' interfaces take, which may change, and no more than the user allows.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use offcore_port::Port;
+
+use super::config::HostIface;
+use crate::host::Mtu;
+
+/// Where neither the user nor the port names one.
+const USUAL: u16 = 1500;
+/// The least that a stack works with: every host of IPv4 takes as much (RFC 791, 3.1).
+const LEAST: u16 = 576;
+/// The same of IPv6 (RFC 8200, 5).
+const LEAST_V6: u16 = 1280;
+
+/// The MTU of one interface, which the control thread keeps.
+#[derive(Debug)]
+pub(super) struct HostMtu {
+    port: usize,
+    given: Option<u16>,
+    has_v6: bool,
+    now: Mtu,
+    /// What the port's interface took when it was last asked.
+    found: Option<usize>,
+}
+
+impl HostMtu {
+    pub(super) fn new(port: usize, iface: &HostIface, of: &dyn Port) -> Self {
+        let (given, found) = (iface.mtu, of.mtu());
+        let has_v6 = iface.addresses.iter().any(|prefix| prefix.address.is_ipv6());
+        Self { port, given, has_v6, now: Arc::new(AtomicU16::new(choose(given, found))), found }
+    }
+
+    /// What the workers look at.
+    pub(super) fn shared(&self) -> Mtu {
+        Arc::clone(&self.now)
+    }
+
+    /// What the user should know.
+    pub(super) fn warning(&self) -> Option<String> {
+        let (port, found) = (self.port, self.found?);
+        if let Some(given) = self.given
+            && usize::from(given) > found
+        {
+            return Some(format!(
+                "warning: port{port}: mtu={given} is above its interface's MTU of {found}: packets have {} bytes at most",
+                choose(self.given, self.found)
+            ));
+        }
+        let least = if self.has_v6 { LEAST_V6 } else { LEAST };
+        (found < least.into()).then(|| {
+            format!("warning: port{port}: its interface's MTU is {found}, expected {least} or more: longer packets are lost")
+        })
+    }
+
+    /// Follows a change of the interface's MTU.
+    pub(super) fn tend(&mut self, ports: &[Box<dyn Port>]) {
+        let found = ports.get(self.port).and_then(|port| port.mtu());
+        // An interface that is away has none; it may be there again with the one it had.
+        if found.is_none() || found == self.found {
+            return;
+        }
+        self.found = found;
+        let mtu = choose(self.given, found);
+        if self.now.swap(mtu, Ordering::Relaxed) != mtu {
+            tracing::info!("port{}: packets have {mtu} bytes at most, by its interface's MTU", self.port);
+        }
+        if let Some(warning) = self.warning() {
+            tracing::warn!("{}", warning.trim_start_matches("warning: "));
+        }
+    }
+}
+
+fn choose(given: Option<u16>, found: Option<usize>) -> u16 {
+    let found = found.map(|found| u16::try_from(found).unwrap_or(u16::MAX));
+    match (given, found) {
+        (Some(given), Some(found)) => given.min(found),
+        (given, found) => given.or(found).unwrap_or(USUAL),
+    }
+    .max(LEAST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interface_bounds_what_is_given() {
+        for (given, found, expected) in [
+            (None, None, 1500),
+            (None, Some(1400), 1400),
+            (None, Some(9000), 9000),
+            (None, Some(65_536), 65_535),
+            (Some(1500), Some(1400), 1400),
+            (Some(1300), Some(1400), 1300),
+            (Some(9000), None, 9000),
+            (None, Some(68), 576),
+        ] {
+            assert_eq!(choose(given, found), expected, "{given:?} {found:?}");
+        }
+    }
+
+    #[test]
+    fn warnings_name_both_numbers() {
+        let of = |given, found, has_v6| {
+            let now = Arc::new(AtomicU16::new(choose(given, found)));
+            HostMtu { port: 2, given, has_v6, now, found }.warning()
+        };
+        let above = of(Some(1500), Some(1400), false).unwrap();
+        assert!(above.contains("port2: mtu=1500 is above its interface's MTU of 1400"), "{above}");
+        assert!(of(None, Some(1000), true).unwrap().contains("is 1000, expected 1280"));
+        for (given, found) in [(Some(1400), Some(1500)), (None, Some(1400)), (Some(9000), None), (None, None)]
+        {
+            assert_eq!(of(given, found, true), None);
+        }
+    }
+}

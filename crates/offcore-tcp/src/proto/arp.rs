@@ -1,0 +1,160 @@
+//! ARP (RFC 826), and conflicts of IPv4 addresses (RFC 5227).
+//!
+//! An address is probed before it is used. RFC 5227 spreads its probes over 4 to 7 s, for links with seconds of delay. Here they
+//! take 120 ms: a kernel does not probe, and a server that starts should answer as soon.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use offcore_wire::{Arp, ArpOperation, EtherType, MacAddr, arp, ethernet};
+
+use super::iface::{OwnAddress, Standing};
+use super::neighbour::Said;
+use super::net::Net;
+use super::packet::{Control, DropReason, Event, Out, Verdict};
+
+/// Probes of an address (PROBE_NUM), and the time after each.
+const PROBES: u8 = 3;
+const PROBE_INTERVAL: u64 = 40_000;
+/// Announcements of an address (ANNOUNCE_NUM), and the time between them (ANNOUNCE_INTERVAL).
+const ANNOUNCEMENTS: u8 = 2;
+const ANNOUNCE_INTERVAL: u64 = 2_000_000;
+/// The least time between two defences of an address (2.4: DEFEND_INTERVAL).
+const DEFEND: u64 = 10_000_000;
+/// Time until an address in conflict is probed again (RATE_LIMIT_INTERVAL).
+const RETRY: u64 = 60_000_000;
+
+pub(super) const BROADCAST: MacAddr = MacAddr([0xff; 6]);
+
+/// A probe or an announcement of an own address.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct About {
+    address: Ipv4Addr,
+    /// The address as the sender's: a probe has none, so that no cache learns from it.
+    sender: Ipv4Addr,
+}
+
+impl About {
+    pub(super) fn packet(self, iface: u8, mac: MacAddr) -> Control {
+        let message = Arp {
+            operation: ArpOperation::Request,
+            sender_mac: mac,
+            sender_ip: self.sender,
+            target_mac: MacAddr([0; 6]),
+            target_ip: self.address,
+        };
+        arp_packet(iface, BROADCAST, &message)
+    }
+}
+
+impl OwnAddress {
+    /// Makes the address preferred, and announces an IPv4 address.
+    pub(super) fn claim(&mut self, now: u64) {
+        self.standing = Standing::Preferred;
+        if self.prefix.address.is_ipv4() {
+            (self.left, self.next) = (ANNOUNCEMENTS, Some(now));
+        }
+    }
+
+    fn probe(&mut self, now: u64) {
+        self.standing = Standing::Tentative { until: now + u64::from(PROBES) * PROBE_INTERVAL };
+        (self.left, self.next) = (PROBES, Some(now));
+    }
+
+    /// The probe or the announcement that is due now.
+    pub(super) fn next_message(&mut self, now: u64) -> Option<About> {
+        let IpAddr::V4(address) = self.prefix.address else { return None };
+        if self.standing == Standing::Duplicated {
+            self.probe(now);
+        }
+        let (sender, interval) = match self.standing {
+            Standing::Preferred => (address, ANNOUNCE_INTERVAL),
+            _ => (Ipv4Addr::UNSPECIFIED, PROBE_INTERVAL),
+        };
+        self.left = self.left.saturating_sub(1);
+        self.next = (self.left > 0).then_some(now + interval);
+        Some(About { address, sender })
+    }
+}
+
+impl Net {
+    /// Probes the IPv4 addresses of an interface before they are used.
+    pub(crate) fn detect_conflicts(&mut self, now: u64, iface: u8) {
+        let Some(iface) = self.ifaces.get_mut(usize::from(iface)) else { return };
+        iface.addresses.iter_mut().filter(|own| own.prefix.address.is_ipv4()).for_each(|own| own.probe(now));
+    }
+
+    /// Whether an IPv4 address is still being probed.
+    pub(crate) fn is_probing(&self) -> bool {
+        let mut own = self.ifaces.iter().flat_map(|iface| &iface.addresses);
+        own.any(|own| own.prefix.address.is_ipv4() && matches!(own.standing, Standing::Tentative { .. }))
+    }
+
+    /// An ARP packet has come.
+    pub(crate) fn arp(&mut self, now: u64, number: u8, head: &[u8], out: &mut Out) -> Verdict {
+        let Ok(message) = Arp::parse(&head[ethernet::HEADER_LEN.min(head.len())..]) else {
+            return Verdict::Drop(DropReason::Malformed);
+        };
+        let mac = self.ifaces[usize::from(number)].mac;
+        if message.sender_mac == mac || self.conflicts_with(now, number, &message, out) {
+            return Verdict::Consumed;
+        }
+        let iface = &self.ifaces[usize::from(number)];
+        if iface.owns(message.sender_ip.into()) {
+            if !self.speaks() {
+                return Verdict::Consumed;
+            }
+            self.conflicts += 1;
+            if self.defended.is_none_or(|last| now - last >= DEFEND) {
+                self.defended = Some(now);
+                let claim = About { address: message.sender_ip, sender: message.sender_ip };
+                out.controls.push(claim.packet(number, mac));
+            }
+            return Verdict::Consumed;
+        }
+        let wanted = iface.owns(message.target_ip.into());
+        if !message.sender_ip.is_unspecified() && !message.sender_mac.is_multicast() {
+            let answer = wanted && message.operation == ArpOperation::Reply;
+            // No other station is ever a next hop.
+            let near = iface.is_near(message.sender_ip.into());
+            let said = Said { answer, replaces: true, wanted: wanted && near };
+            self.learned(now, (number, message.sender_ip.into()), message.sender_mac, said, out);
+        }
+        if wanted && self.speaks() && message.operation == ArpOperation::Request {
+            let answer = Arp {
+                operation: ArpOperation::Reply,
+                sender_mac: mac,
+                sender_ip: message.target_ip,
+                target_mac: message.sender_mac,
+                target_ip: message.sender_ip,
+            };
+            out.controls.push(arp_packet(number, message.sender_mac, &answer));
+        }
+        Verdict::Consumed
+    }
+
+    /// Whether another host has, or probes, an address that is being probed here (2.1.1). Then the address is not used.
+    fn conflicts_with(&mut self, now: u64, number: u8, message: &Arp, out: &mut Out) -> bool {
+        let is_probe = message.sender_ip.is_unspecified() && message.operation == ArpOperation::Request;
+        let claimed = IpAddr::from(if is_probe { message.target_ip } else { message.sender_ip });
+        let probed = |own: &&mut OwnAddress| {
+            own.prefix.address == claimed && matches!(own.standing, Standing::Tentative { .. })
+        };
+        let Some(own) = self.ifaces[usize::from(number)].addresses.iter_mut().find(probed) else {
+            return false;
+        };
+        own.standing = Standing::Duplicated;
+        (own.left, own.next) = (0, Some(now + RETRY));
+        self.conflicts += u64::from(self.speaks());
+        out.events.push(Event::AddressConflict { iface: number, address: claimed });
+        true
+    }
+}
+
+pub(super) fn arp_packet(iface: u8, to: MacAddr, message: &Arp) -> Control {
+    Control::new(iface, |bytes| {
+        let (link, rest) = bytes.split_first_chunk_mut().expect("the buffer has room for all headers");
+        ethernet::write_header(link, to, message.sender_mac, EtherType::ARP);
+        message.write(rest.first_chunk_mut().expect("the buffer has room for all headers"));
+        ethernet::HEADER_LEN + arp::LEN
+    })
+}

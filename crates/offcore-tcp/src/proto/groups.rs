@@ -1,0 +1,344 @@
+//! Multicast groups of an interface: reports to routers and to switches that look at them (RFC 3376 and 2236; RFC 3810 and
+//! 2710).
+//!
+//! A switch with snooping forwards a group's packets only to ports that have reported it. Neighbour discovery needs such
+//! groups, too: a host that does not report the solicited-node groups of its addresses is not found (RFC 4861, 7.2.1).
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use offcore_stats::SplitMix;
+use offcore_wire::icmpv6::listener;
+use offcore_wire::igmp::{self, Record};
+use offcore_wire::{EtherType, Igmp, ListenerQuery};
+use offcore_wire::{IpProtocol, Ipv4Header, MacAddr, ethernet, ipv4, ipv6};
+
+use super::calls::CallError;
+use super::ip::{ETHERNET, Envelope};
+use super::packet::{Control, Out};
+
+/// The limit of groups of an interface.
+const MOST: usize = 1024;
+/// Reports of a change (the robustness variable): the default and the limit.
+const ROBUSTNESS: u8 = 2;
+const MOST_ROBUST: u8 = 7;
+/// Time between two reports of a change, at most (RFC 3376, 8.11; RFC 3810, 9.11), and the same in version 1 of MLD and
+/// versions 1 and 2 of IGMP (RFC 2236, 8.10).
+const CHANGE: u64 = 1_000_000;
+const OLD_CHANGE: u64 = 10_000_000;
+/// How long a router of an older version is believed to be there after its query, with its usual interval of 125 s (RFC 3376,
+/// 8.12; RFC 3810, 9.12).
+const OLD_ROUTER: u64 = 260_000_000;
+/// The least time between two answers to queries: it bounds the cost of a flood of queries.
+const QUIET: u64 = 100_000;
+/// Records of IPv4 that fit one report.
+const RECORDS: usize = 10;
+
+const ALL_SYSTEMS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
+
+/// A group. Without users it was left, and reports of that are still due.
+#[derive(Debug, Default)]
+struct Group {
+    users: u32,
+    /// When it is reported next.
+    due: Option<u64>,
+    /// Reports of a change that are left.
+    changes: u8,
+}
+
+/// Routers of an older version.
+#[derive(Debug, Clone, Copy, Default)]
+struct Older {
+    /// Until then a router of version 2 of IGMP, or version 1 of MLD.
+    v2: u64,
+    /// Until then a router of version 1 of IGMP.
+    v1: u64,
+}
+
+/// Where reports come from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sender {
+    pub iface: u8,
+    pub mac: MacAddr,
+    /// Our address; the unspecified address before detection of duplicates has passed.
+    pub v4: Ipv4Addr,
+    /// The link-local address, likewise (RFC 3810, 5.2.13).
+    pub v6: Ipv6Addr,
+}
+
+/// Groups of one interface.
+#[derive(Debug)]
+pub(crate) struct Groups {
+    groups: BTreeMap<IpAddr, Group>,
+    v4: Older,
+    v6: Older,
+    robustness: u8,
+    /// When the next report is due.
+    next: Option<u64>,
+    /// No query is answered before.
+    quiet: u64,
+    chance: SplitMix,
+}
+
+/// A query, of either family.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Query {
+    pub group: Option<IpAddr>,
+    /// Microseconds to answer in.
+    pub within: u64,
+    pub is_v4: bool,
+    /// 1 and 2 are older ones of IGMP, 1 of MLD; 0 is the newest.
+    pub older: u8,
+    pub robustness: u8,
+}
+
+impl Query {
+    /// Of MLD.
+    pub(crate) fn v6(query: &ListenerQuery) -> Self {
+        let &ListenerQuery { group, within, is_v1, robustness } = query;
+        let within = within.as_micros() as u64;
+        Self { group: group.map(IpAddr::V6), within, is_v4: false, older: u8::from(is_v1) * 2, robustness }
+    }
+
+    /// Of IGMP.
+    pub(crate) fn v4(message: &Igmp) -> Option<Self> {
+        let &Igmp::Query { group, within, version, robustness } = message else { return None };
+        let (within, older) = (within.as_micros() as u64, if version < 3 { version } else { 0 });
+        Some(Self { group: group.map(IpAddr::V4), within, is_v4: true, older, robustness })
+    }
+}
+
+impl Groups {
+    pub(crate) fn new(seed: u64) -> Self {
+        let (v4, v6) = Default::default();
+        let (groups, chance) = (BTreeMap::new(), SplitMix::new(seed));
+        Self { groups, v4, v6, robustness: ROBUSTNESS, next: None, quiet: 0, chance }
+    }
+
+    /// Whether packets to the group are taken.
+    pub(crate) fn contains(&self, group: IpAddr) -> bool {
+        self.groups.get(&group).is_some_and(|group| group.users > 0)
+    }
+
+    /// Adds a user of a group; the first user has it reported.
+    pub(crate) fn join(&mut self, now: u64, group: IpAddr) -> Result<(), CallError> {
+        if !group.is_multicast() {
+            return Err(CallError::NotOurs);
+        }
+        if self.groups.len() >= MOST && !self.groups.contains_key(&group) {
+            return Err(CallError::TooMany);
+        }
+        let entry = self.groups.entry(group).or_default();
+        entry.users += 1;
+        if entry.users == 1 && is_reported(group) {
+            (entry.changes, entry.due) = (self.robustness, Some(now));
+            self.look();
+        }
+        Ok(())
+    }
+
+    /// Removes a user of a group; the last user has that reported.
+    pub(crate) fn leave(&mut self, now: u64, group: IpAddr) -> Result<(), CallError> {
+        let entry = self.groups.get_mut(&group).filter(|entry| entry.users > 0).ok_or(CallError::Gone)?;
+        entry.users -= 1;
+        if entry.users == 0 {
+            match is_reported(group) {
+                true => (entry.changes, entry.due) = (self.robustness, Some(now)),
+                false => drop(self.groups.remove(&group)),
+            }
+            self.look();
+        }
+        Ok(())
+    }
+
+    /// Reports all groups of IPv6 once more: the link-local address can be used from now on, and a router ignores reports from
+    /// the unspecified address.
+    pub(crate) fn report_v6(&mut self, now: u64) {
+        for (group, entry) in &mut self.groups {
+            if group.is_ipv6() && entry.users > 0 && is_reported(*group) {
+                (entry.changes, entry.due) = (entry.changes.max(1), Some(now));
+            }
+        }
+        self.look();
+    }
+
+    /// A router asks. Each group is reported within the router's response time; an older version has a delay for each group
+    /// (RFC 3376, 5.2; RFC 3810, 6.2; RFC 2236, 3).
+    pub(crate) fn asked(&mut self, now: u64, query: Query) {
+        let older = if query.is_v4 { &mut self.v4 } else { &mut self.v6 };
+        match query.older {
+            1 => older.v1 = now + OLD_ROUTER,
+            2 => older.v2 = now + OLD_ROUTER,
+            _ if query.robustness > 0 => self.robustness = query.robustness.clamp(1, MOST_ROBUST),
+            _ => {}
+        }
+        let is_old = older.v1.max(older.v2) > now;
+        let within = query.within.max(1);
+        let earliest = now.max(self.quiet);
+        let together = earliest + self.chance.below(within);
+        for (group, entry) in &mut self.groups {
+            let is_meant = query.group.is_none_or(|asked| asked == *group);
+            if !is_meant || group.is_ipv4() != query.is_v4 || entry.users == 0 || !is_reported(*group) {
+                continue;
+            }
+            let due = if is_old { earliest + self.chance.below(within) } else { together };
+            if entry.due.is_none_or(|at| at > due) {
+                entry.due = Some(due);
+            }
+        }
+        self.look();
+    }
+
+    /// Another host has reported a group by an older version. One report is enough for the router.
+    pub(crate) fn reported(&mut self, now: u64, group: IpAddr) {
+        let older = if group.is_ipv4() { self.v4 } else { self.v6 };
+        if let Some(entry) = self.groups.get_mut(&group)
+            && entry.users > 0
+            && older.v1.max(older.v2) > now
+        {
+            (entry.changes, entry.due) = (0, None);
+            self.look();
+        }
+    }
+
+    /// When the next report is due.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        self.next
+    }
+
+    /// Sends the reports that are due.
+    pub(crate) fn timers(&mut self, now: u64, from: Sender, out: &mut Out) {
+        if self.next.is_none_or(|due| due > now) {
+            return;
+        }
+        self.quiet = now + QUIET;
+        let mut due: Vec<(Record, IpAddr)> = Vec::new();
+        for (group, entry) in
+            self.groups.iter_mut().filter(|(_, entry)| entry.due.is_some_and(|at| at <= now))
+        {
+            let record = match (entry.users, entry.changes) {
+                (0, _) => Record::ToInclude,
+                (_, 0) => Record::IsExclude,
+                _ => Record::ToExclude,
+            };
+            due.push((record, *group));
+            let older = if group.is_ipv4() { self.v4 } else { self.v6 };
+            let is_old = older.v1.max(older.v2) > now;
+            // A version without records says once that a group is left.
+            entry.changes = if is_old && entry.users == 0 { 0 } else { entry.changes.saturating_sub(1) };
+            let interval = if is_old { OLD_CHANGE } else { CHANGE };
+            entry.due = (entry.changes > 0).then(|| now + 1 + self.chance.below(interval));
+        }
+        self.groups.retain(|_, entry| entry.users > 0 || entry.due.is_some());
+        self.look();
+        let (v4, v6): (Vec<_>, Vec<_>) = due.into_iter().partition(|(_, group)| group.is_ipv4());
+        send_v4(now, &v4, self.v4, from, out);
+        send_v6(now, &v6, self.v6, from, out);
+    }
+
+    fn look(&mut self) {
+        self.next = self.groups.values().filter_map(|group| group.due).min();
+    }
+}
+
+/// Whether a group is reported. The group of all hosts is not, nor a group whose scope is smaller than the link (RFC 3376, 5;
+/// RFC 3810, 6).
+fn is_reported(group: IpAddr) -> bool {
+    match group {
+        IpAddr::V4(group) => group != ALL_SYSTEMS,
+        IpAddr::V6(group) => group != ALL_NODES && group.octets()[1] & 0xf >= 2,
+    }
+}
+
+fn send_v4(now: u64, records: &[(Record, IpAddr)], older: Older, from: Sender, out: &mut Out) {
+    let mut groups = records.iter().filter_map(|(record, group)| match group {
+        IpAddr::V4(group) => Some((*record, *group)),
+        IpAddr::V6(_) => None,
+    });
+    if older.v1.max(older.v2) <= now {
+        let groups: Vec<_> = groups.collect();
+        for part in groups.chunks(RECORDS) {
+            out.controls.push(packet_v4(from, igmp::REPORTS, |bytes| igmp::write_report(bytes, part).0));
+        }
+        return;
+    }
+    let is_v1 = older.v1 > now;
+    for (record, group) in groups.by_ref() {
+        let (kind, to) = match record {
+            Record::ToInclude if is_v1 => continue,
+            Record::ToInclude => (igmp::LEAVE, igmp::ALL_ROUTERS),
+            _ if is_v1 => (igmp::REPORT_V1, group),
+            _ => (igmp::REPORT_V2, group),
+        };
+        out.controls.push(packet_v4(from, to, |bytes| igmp::write_plain(bytes, kind, group)));
+    }
+}
+
+fn send_v6(now: u64, records: &[(Record, IpAddr)], older: Older, from: Sender, out: &mut Out) {
+    let groups = records.iter().filter_map(|(record, group)| match group {
+        IpAddr::V6(group) => Some((*record, *group)),
+        IpAddr::V4(_) => None,
+    });
+    let groups: Vec<_> = groups.collect();
+    if older.v2 > now {
+        for (record, group) in groups {
+            let (kind, to) = match record {
+                Record::ToInclude => (listener::DONE, ALL_ROUTERS),
+                _ => (listener::REPORT_V1, group),
+            };
+            let write = |bytes: &mut [u8]| listener::write_v1(bytes, kind, group, from.v6, to);
+            out.controls.push(packet_v6(from, to, write));
+        }
+        return;
+    }
+    let mut left = &groups[..];
+    while !left.is_empty() {
+        let mut written = left.len();
+        out.controls.push(packet_v6(from, listener::REPORTS, |bytes| {
+            let (len, records) = listener::write_report(bytes, left, from.v6);
+            written = records;
+            len
+        }));
+        left = left.get(written.max(1)..).unwrap_or_default();
+    }
+}
+
+/// A packet of IGMP: one hop, and a router alert.
+fn packet_v4(from: Sender, to: Ipv4Addr, write: impl FnOnce(&mut [u8]) -> usize) -> Control {
+    /// Internetwork control, as routers expect it.
+    const DSCP: u8 = 0xc0;
+    Control::new(from.iface, |bytes| {
+        let (link, rest) = bytes.split_first_chunk_mut().expect("the buffer has room for all headers");
+        ethernet::write_header(link, ipv4::multicast_mac(to), from.mac, EtherType::IPV4);
+        let (head, rest) = rest.split_first_chunk_mut().expect("the buffer has room for all headers");
+        let total = ipv4::ALERT_LEN + write(rest);
+        let header = Ipv4Header {
+            src: from.v4,
+            dst: to,
+            protocol: IpProtocol::IGMP,
+            dscp_ecn: DSCP,
+            ident: 0,
+            dont_fragment: true,
+            ttl: 1,
+            total_len: total as u16,
+        };
+        header.write_with_router_alert(head);
+        ETHERNET + total
+    })
+}
+
+/// A packet of MLD: one hop, and a router alert.
+fn packet_v6(from: Sender, to: Ipv6Addr, write: impl FnOnce(&mut [u8]) -> usize) -> Control {
+    let envelope = Envelope::new(from.v6.into(), to.into(), IpProtocol::HOP_BY_HOP);
+    let envelope = Envelope { src_mac: from.mac, dst_mac: ipv6::multicast_mac(to), hops: 1, ..envelope };
+    Control::new(from.iface, |bytes| {
+        let at = envelope.len();
+        let (alert, rest) = bytes[at..].split_at_mut(listener::ROUTER_ALERT.len());
+        alert.copy_from_slice(&listener::ROUTER_ALERT);
+        let len = listener::ROUTER_ALERT.len() + write(rest);
+        envelope.write(bytes, len);
+        at + len
+    })
+}

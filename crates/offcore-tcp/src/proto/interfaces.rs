@@ -1,0 +1,53 @@
+//! Calls about a stack's interfaces: their addresses, their MTU and their multicast groups.
+
+use std::net::IpAddr;
+
+use super::calls::CallError;
+use super::packet::DropReason;
+use super::stack::Stack;
+
+impl Stack {
+    /// Probes the IPv4 addresses of an interface that has just been added, before they are used: another host may have them
+    /// (RFC 5227).
+    pub fn detect_conflicts(&mut self, now: u64, iface: u8) {
+        self.net.detect_conflicts(now, iface);
+    }
+
+    /// Whether an IPv4 address is still being probed.
+    pub fn is_probing(&self) -> bool {
+        self.net.is_probing()
+    }
+
+    /// Sets the MTU of interface `iface`. Its connections send shorter segments where they have to; a larger MTU is for new
+    /// connections.
+    pub fn set_mtu(&mut self, iface: u8, mtu: u16) {
+        let Some(this) = self.net.ifaces.get_mut(usize::from(iface)) else { return };
+        let before = std::mem::replace(&mut this.mtu, mtu);
+        if mtu < before {
+            self.cut_segments_by(iface, mtu);
+        }
+    }
+
+    /// Counts packets of other VLANs, which the stack does not see.
+    pub fn count_foreign(&mut self, packets: u64) {
+        self.drops.count_many(DropReason::NotForUs, packets);
+    }
+
+    /// Joins a multicast group: its packets are received from now on, and the group is reported to routers and switches. The
+    /// interface with the address `by` joins it, or else the interface of the route to the group. Returns the interface's
+    /// number. Each join needs a [leave](Self::leave_group).
+    ///
+    /// # Errors
+    /// [`CallError::NotOurs`] for `by`, and for an address that is no group; [`CallError::TooMany`], [`CallError::NoRoute`].
+    pub fn join_group(&mut self, now: u64, by: Option<IpAddr>, group: IpAddr) -> Result<u8, CallError> {
+        self.net.join(now, by, group)
+    }
+
+    /// Leaves a group that was joined by interface `iface`.
+    ///
+    /// # Errors
+    /// [`CallError::Gone`] when it is not joined.
+    pub fn leave_group(&mut self, now: u64, iface: u8, group: IpAddr) -> Result<(), CallError> {
+        self.net.leave(now, iface, group)
+    }
+}

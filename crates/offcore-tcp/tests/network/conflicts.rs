@@ -1,0 +1,116 @@
+//! IPv4 addresses are probed, announced and defended (RFC 5227).
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use offcore_tcp::proto::{AppId, CallError, Event};
+use offcore_wire::{Arp, ArpOperation, MacAddr};
+
+use crate::station::{OWN_MAC, PEER_MAC, Station, arp_frame, arp_in};
+
+const SECOND: u64 = 1_000_000;
+const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 9);
+const NONE: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
+
+fn probing() -> Station {
+    let mut station = Station::new(&["10.0.0.2/24"], &[]);
+    station.stack.detect_conflicts(1, 0);
+    station
+}
+
+/// Times of the ARP requests that were sent about our address, and whether each was a probe.
+fn requests(station: &mut Station) -> Vec<(u64, bool)> {
+    let sent = std::mem::take(&mut station.sent);
+    let requests = sent.iter().filter_map(|(at, frame)| {
+        let message = arp_in(frame)?;
+        assert_eq!((message.operation, message.sender_mac), (ArpOperation::Request, OWN_MAC));
+        assert!(message.target_ip == OWN && frame[..6] == [0xff; 6]);
+        Some((*at, message.sender_ip == NONE))
+    });
+    requests.collect()
+}
+
+fn message(operation: ArpOperation, sender_ip: Ipv4Addr, target_ip: Ipv4Addr) -> Vec<u8> {
+    let target_mac = MacAddr([0; 6]);
+    arp_frame(MacAddr([0xff; 6]), &Arp { operation, sender_mac: PEER_MAC, sender_ip, target_mac, target_ip })
+}
+
+#[test]
+fn address_is_probed_and_then_announced() {
+    let mut station = probing();
+    station.run_to(10 * SECOND);
+    let sent = requests(&mut station);
+    let claimed = 1 + 120_000;
+    let expected =
+        [(1, true), (40_001, true), (80_001, true), (claimed, false), (claimed + 2 * SECOND, false)];
+    assert_eq!(sent, expected);
+}
+
+#[test]
+fn probed_address_is_not_used() {
+    let mut station = probing();
+    station.run_to(60_000);
+    requests(&mut station);
+    assert!(station.stack.is_probing());
+    station.receive(&message(ArpOperation::Request, PEER, OWN));
+    assert_eq!(station.frames(), [[0; 0]; 0], "a question for the address has no answer yet");
+    let to = "10.0.0.9:80".parse().unwrap();
+    let refused = station.stack.connect(station.now, AppId::OWN, None, to, &mut station.out);
+    assert_eq!(refused, Err(CallError::Tentative));
+    station.run_to(200_000);
+    requests(&mut station);
+    assert!(!station.stack.is_probing());
+    station.receive(&message(ArpOperation::Request, PEER, OWN));
+    assert_eq!(station.frames().len(), 1);
+    station.stack.connect(station.now, AppId::OWN, None, to, &mut station.out).unwrap();
+}
+
+#[test]
+fn address_of_another_host_is_not_used() {
+    for conflict in [
+        message(ArpOperation::Reply, OWN, NONE),
+        message(ArpOperation::Request, OWN, PEER),
+        message(ArpOperation::Request, NONE, OWN),
+    ] {
+        let mut station = probing();
+        station.run_to(50_000);
+        station.receive(&conflict);
+        let told = Event::AddressConflict { iface: 0, address: IpAddr::V4(OWN) };
+        assert_eq!(station.out.events, [told]);
+        station.run_to(SECOND);
+        assert!(requests(&mut station).iter().all(|(_, is_probe)| *is_probe), "nothing is announced");
+        station.receive(&message(ArpOperation::Request, PEER, OWN));
+        assert_eq!(station.frames(), [[0; 0]; 0]);
+        // The other host may go: a minute later the address is probed again.
+        station.run_to(70 * SECOND);
+        let again = requests(&mut station);
+        assert_eq!(
+            again.iter().map(|(_, is_probe)| *is_probe).collect::<Vec<_>>(),
+            [true, true, true, false, false]
+        );
+        assert_eq!(again[0].0, 50_000 + 60 * SECOND);
+    }
+}
+
+#[test]
+fn probe_for_another_address_is_no_conflict() {
+    let mut station = probing();
+    station.run_to(50_000);
+    station.receive(&message(ArpOperation::Request, NONE, PEER));
+    station.receive(&message(ArpOperation::Request, PEER, OWN));
+    station.run_to(SECOND);
+    assert_eq!(station.out.events, []);
+    assert!(requests(&mut station).iter().any(|(_, is_probe)| !is_probe));
+}
+
+#[test]
+fn address_is_defended_every_ten_seconds() {
+    let mut station = probing();
+    station.run_to(5 * SECOND);
+    requests(&mut station);
+    for _ in 0..250 {
+        station.receive(&message(ArpOperation::Reply, OWN, NONE));
+        station.run_to(station.now + SECOND / 10);
+    }
+    assert_eq!(requests(&mut station), [(5 * SECOND, false), (15 * SECOND, false), (25 * SECOND, false)]);
+}

@@ -1,0 +1,283 @@
+//! Multicast groups are reported to routers and to switches that look at reports.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use offcore_tcp::proto::{CallError, Verdict};
+use offcore_wire::icmpv6::listener;
+use offcore_wire::{IpProtocol, Ipv4Header, Ipv6Header, Ipv6Packet, MacAddr, Sum, igmp, ipv4, ipv6};
+
+use crate::station::{PEER_MAC, Station, address};
+
+const SECOND: u64 = 1_000_000;
+const IS_EXCLUDE: u8 = 2;
+const TO_INCLUDE: u8 = 3;
+const TO_EXCLUDE: u8 = 4;
+const LINK_LOCAL: &str = "fe80::ff:fe00:1";
+
+/// A report that was sent, its time and its records.
+#[derive(Debug, PartialEq)]
+struct Report {
+    at: u64,
+    from: IpAddr,
+    to: IpAddr,
+    records: Vec<(u8, IpAddr)>,
+}
+
+/// The reports that a station has sent, of all versions, in order; a record of an older version has the message's type.
+fn reports(station: &mut Station) -> Vec<Report> {
+    let sent = std::mem::take(&mut station.sent);
+    sent.iter().filter_map(|(at, frame)| read_v6(*at, frame).or_else(|| read_v4(*at, frame))).collect()
+}
+
+fn read_v6(at: u64, frame: &[u8]) -> Option<Report> {
+    let ip = Ipv6Packet::new_checked(frame.get(14..).filter(|_| frame[12..14] == [0x86, 0xdd])?).ok()?;
+    let transport = ip.transport().ok()?;
+    let message = transport.payload;
+    let kind = *message.first()?;
+    if transport.protocol != IpProtocol::ICMPV6 || !matches!(kind, 131 | 132 | 143) {
+        return None;
+    }
+    assert_eq!(
+        (ip.hop_limit(), ip.payload()[..8].to_vec()),
+        (1, vec![58, 0, 5, 2, 0, 0, 1, 0]),
+        "router alert"
+    );
+    assert_eq!(frame[..6], ipv6::multicast_mac(ip.dst()).0);
+    let pseudo = Sum::pseudo_v6(ip.src(), ip.dst(), IpProtocol::ICMPV6, message.len() as u32);
+    assert!((pseudo + Sum::of(message)).is_valid());
+    let group = |bytes: &[u8]| IpAddr::from(Ipv6Addr::from(*bytes.first_chunk::<16>().unwrap()));
+    let records = match kind {
+        143 => message[8..].chunks(20).map(|record| (record[0], group(&record[4..]))).collect(),
+        _ => vec![(kind, group(&message[8..]))],
+    };
+    Some(Report { at, from: ip.src().into(), to: ip.dst().into(), records })
+}
+
+fn read_v4(at: u64, frame: &[u8]) -> Option<Report> {
+    let ip =
+        offcore_wire::Ipv4Packet::new_checked(frame.get(14..).filter(|_| frame[12..14] == [8, 0])?).ok()?;
+    if ip.protocol() != IpProtocol::IGMP {
+        return None;
+    }
+    assert!(ip.verify_checksum() && Sum::of(ip.payload()).is_valid());
+    assert_eq!((ip.ttl(), ip.options()), (1, &[0x94, 4, 0, 0][..]), "router alert");
+    assert_eq!(frame[..6], ipv4::multicast_mac(ip.dst()).0);
+    let group = |bytes: &[u8]| IpAddr::from(Ipv4Addr::from(*bytes.first_chunk::<4>().unwrap()));
+    let message = ip.payload();
+    let records = match message[0] {
+        igmp::REPORT_V3 => message[8..].chunks(8).map(|record| (record[0], group(&record[4..]))).collect(),
+        kind => vec![(kind, group(&message[4..]))],
+    };
+    Some(Report { at, from: ip.src().into(), to: ip.dst().into(), records })
+}
+
+/// A frame with a query of MLD from a router.
+fn query_v6(from: &str, hops: u8, within: u16, group: &str, more: &[u8]) -> Vec<u8> {
+    let group: Ipv6Addr = group.parse().unwrap();
+    let dst = if group.is_unspecified() { "ff02::1".parse().unwrap() } else { group };
+    let src: Ipv6Addr = from.parse().unwrap();
+    let [high, low] = within.to_be_bytes();
+    let mut message = [&[listener::QUERY, 0, 0, 0, high, low, 0, 0][..], &group.octets(), more].concat();
+    let pseudo = Sum::pseudo_v6(src, dst, IpProtocol::ICMPV6, message.len() as u32);
+    let sum = (pseudo + Sum::of(&message)).checksum();
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    let payload = [&listener::ROUTER_ALERT[..], &message].concat();
+    let header = Ipv6Header {
+        src,
+        dst,
+        next_header: IpProtocol::HOP_BY_HOP,
+        traffic_class: 0,
+        flow_label: 0,
+        hop_limit: hops,
+        payload_len: payload.len() as u16,
+    };
+    let mut ip = [0; 40];
+    header.write(&mut ip);
+    [&ipv6::multicast_mac(dst).0[..], &PEER_MAC.0, &[0x86, 0xdd], &ip, &payload].concat()
+}
+
+/// A frame with a message of IGMP from a router.
+fn message_v4(to: Ipv4Addr, mut message: Vec<u8>) -> Vec<u8> {
+    let sum = Sum::of(&message).checksum();
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    let header = Ipv4Header {
+        src: [10, 0, 0, 254].into(),
+        dst: to,
+        protocol: IpProtocol::IGMP,
+        dscp_ecn: 0xc0,
+        ident: 0,
+        dont_fragment: true,
+        ttl: 1,
+        total_len: 24 + message.len() as u16,
+    };
+    let mut ip = [0; ipv4::ALERT_LEN];
+    header.write_with_router_alert(&mut ip);
+    let MacAddr(mac) = ipv4::multicast_mac(to);
+    [&mac[..], &PEER_MAC.0, &[8, 0], &ip, &message].concat()
+}
+
+fn solicited_nodes() -> Vec<IpAddr> {
+    ["ff02::1:ff00:1", "ff02::1:ff00:2"].map(address).to_vec()
+}
+
+/// The groups of all records, sorted. Each record is of this kind.
+fn groups_of(reports: &[Report], kind: u8) -> Vec<IpAddr> {
+    let records = reports.iter().flat_map(|report| &report.records);
+    let mut groups: Vec<IpAddr> =
+        records.inspect(|record| assert_eq!(record.0, kind)).map(|record| record.1).collect();
+    groups.sort();
+    groups
+}
+
+#[test]
+fn solicited_node_groups_are_reported_before_detection() {
+    let mut station = Station::new(&["2001:db8::2/64"], &[]);
+    let question = station.sent.iter().position(|(_, frame)| frame[20] == IpProtocol::ICMPV6.0);
+    assert_eq!(question, Some(1), "the report is first, then come the questions who has the addresses");
+    let first = reports(&mut station);
+    assert_eq!(groups_of(&first, TO_EXCLUDE), solicited_nodes());
+    assert!(first.iter().all(|report| report.from == address("::") && report.to == address("ff02::16")));
+    // RFC 3810, 8.12 and 9.1: once more within a second.
+    station.run_to(SECOND);
+    let second = reports(&mut station);
+    assert_eq!(groups_of(&second, TO_EXCLUDE), solicited_nodes());
+    // The link-local address is ours by now: routers ignore what came from the unspecified one.
+    station.run_to(10 * SECOND);
+    let third = reports(&mut station);
+    assert_eq!(groups_of(&third, TO_EXCLUDE), solicited_nodes());
+    assert!(third.iter().all(|report| report.from == address(LINK_LOCAL)), "{third:?}");
+}
+
+#[test]
+fn general_query_is_answered_in_its_time() {
+    let mut station = Station::new(&["2001:db8::2/64"], &[]);
+    station.run_to(10 * SECOND);
+    reports(&mut station);
+    assert_eq!(station.receive(&query_v6("fe80::9", 1, 5000, "::", &[2, 125, 0, 0])), Verdict::Consumed);
+    station.run_to(15 * SECOND);
+    let answers = reports(&mut station);
+    assert_eq!(groups_of(&answers, IS_EXCLUDE), solicited_nodes());
+    assert!(answers.iter().all(|report| (10 * SECOND..15 * SECOND).contains(&report.at)));
+    // A query about one group has an answer about that.
+    station.receive(&query_v6("fe80::9", 1, 1000, "ff02::1:ff00:2", &[2, 125, 0, 0]));
+    station.run_to(20 * SECOND);
+    assert_eq!(groups_of(&reports(&mut station), IS_EXCLUDE), [address("ff02::1:ff00:2")]);
+}
+
+#[test]
+fn queries_from_elsewhere_are_refused() {
+    let mut station = Station::new(&["2001:db8::2/64"], &[]);
+    station.run_to(10 * SECOND);
+    reports(&mut station);
+    for (from, hops) in [("2001:db8::9", 1), ("fe80::9", 255), ("::", 1)] {
+        let verdict = station.receive(&query_v6(from, hops, 1000, "::", &[2, 125, 0, 0]));
+        assert!(matches!(verdict, Verdict::Drop(_)), "{from}");
+    }
+    station.run_to(20 * SECOND);
+    assert_eq!(reports(&mut station), []);
+}
+
+#[test]
+fn old_router_gets_old_reports() {
+    let mut station = Station::new(&["2001:db8::2/64"], &[]);
+    station.run_to(10 * SECOND);
+    reports(&mut station);
+    station.receive(&query_v6("fe80::9", 1, 1000, "::", &[]));
+    station.run_to(12 * SECOND);
+    let mut answers = reports(&mut station);
+    answers.sort_by_key(|report| report.to);
+    assert_eq!(groups_of(&answers, listener::REPORT_V1), solicited_nodes());
+    assert!(answers.iter().all(|report| report.to == report.records[0].1), "each to its group");
+    // 260 s after its last query a router of version 1 is not there any more.
+    station.run_to(271 * SECOND);
+    station.receive(&query_v6("fe80::9", 1, 1000, "::", &[2, 125, 0, 0]));
+    station.run_to(273 * SECOND);
+    assert_eq!(groups_of(&reports(&mut station), IS_EXCLUDE), solicited_nodes());
+}
+
+#[test]
+fn joined_group_is_reported_until_left() {
+    let group = address("239.1.2.3");
+    let mut station = Station::new(&["10.0.0.2/24"], &[]);
+    station.run_to(SECOND);
+    assert_eq!(reports(&mut station), [], "the group of all systems is never reported");
+    assert_eq!(station.stack.join_group(station.now, None, group), Ok(0));
+    assert_eq!(station.stack.join_group(station.now, Some(address("10.0.0.2")), group), Ok(0));
+    station.run_to(5 * SECOND);
+    let joined = reports(&mut station);
+    assert_eq!(groups_of(&joined, TO_EXCLUDE), [group, group], "twice, for two joins");
+    assert!(
+        joined.iter().all(|report| report.from == address("10.0.0.2") && report.to == address("224.0.0.22"))
+    );
+    station
+        .receive(&message_v4([224, 0, 0, 1].into(), vec![igmp::QUERY, 10, 0, 0, 0, 0, 0, 0, 2, 125, 0, 0]));
+    station.run_to(10 * SECOND);
+    assert_eq!(groups_of(&reports(&mut station), IS_EXCLUDE), [group]);
+    assert_eq!(station.stack.leave_group(station.now, 0, group), Ok(()));
+    station.run_to(15 * SECOND);
+    assert_eq!(reports(&mut station), [], "the other user is still there");
+    assert_eq!(station.stack.leave_group(station.now, 0, group), Ok(()));
+    station.run_to(20 * SECOND);
+    assert_eq!(groups_of(&reports(&mut station), TO_INCLUDE), [group, group]);
+    assert_eq!(station.stack.leave_group(station.now, 0, group), Err(CallError::Gone));
+}
+
+#[test]
+fn igmp_versions_1_and_2_have_their_reports() {
+    let group = address("239.1.2.3");
+    let mut station = Station::new(&["10.0.0.2/24"], &[]);
+    station.stack.join_group(station.now, None, group).unwrap();
+    station.run_to(5 * SECOND);
+    let kinds = |station: &mut Station| -> Vec<(u8, IpAddr)> {
+        reports(station).iter().map(|report| (report.records[0].0, report.to)).collect()
+    };
+    kinds(&mut station);
+    let query = |code| message_v4([224, 0, 0, 1].into(), vec![igmp::QUERY, code, 0, 0, 0, 0, 0, 0]);
+    station.receive(&query(10));
+    station.run_to(10 * SECOND);
+    assert_eq!(kinds(&mut station), [(igmp::REPORT_V2, group)]);
+    // Another host's report is enough.
+    station.receive(&query(10));
+    station.receive(&message_v4([239, 1, 2, 3].into(), vec![igmp::REPORT_V2, 0, 0, 0, 239, 1, 2, 3]));
+    station.run_to(15 * SECOND);
+    assert_eq!(kinds(&mut station), []);
+    station.receive(&query(0));
+    station.run_to(30 * SECOND);
+    assert_eq!(kinds(&mut station), [(igmp::REPORT_V1, group)]);
+    station.stack.leave_group(station.now, 0, group).unwrap();
+    station.run_to(60 * SECOND);
+    assert_eq!(kinds(&mut station), [], "version 1 has no word for it");
+    // Version 2, when the router of version 1 has not been heard for 260 s.
+    station.run_to(400 * SECOND);
+    station.receive(&query(10));
+    station.stack.join_group(station.now, None, group).unwrap();
+    station.run_to(420 * SECOND);
+    assert_eq!(kinds(&mut station), [(igmp::REPORT_V2, group); 2]);
+    station.stack.leave_group(station.now, 0, group).unwrap();
+    station.run_to(440 * SECOND);
+    assert_eq!(kinds(&mut station), [(igmp::LEAVE, address("224.0.0.2"))]);
+}
+
+#[test]
+fn queries_without_end_cost_ten_answers_a_second() {
+    let mut station = Station::new(&["2001:db8::2/64"], &[]);
+    station.run_to(10 * SECOND);
+    reports(&mut station);
+    for _ in 0..10_000 {
+        station.receive(&query_v6("fe80::9", 1, 0, "::", &[2, 125, 0, 0]));
+        station.run_to(station.now + 100);
+    }
+    assert!(reports(&mut station).len() <= 11);
+}
+
+#[test]
+fn groups_have_a_limit() {
+    let mut station = Station::new(&["10.0.0.2/24"], &[]);
+    let group = |number: u16| IpAddr::from([239, 1, (number >> 8) as u8, number as u8]);
+    for number in 0..1024 {
+        station.stack.join_group(station.now, None, group(number)).unwrap();
+    }
+    assert_eq!(station.stack.join_group(station.now, None, group(1024)), Err(CallError::TooMany));
+    assert_eq!(station.stack.join_group(station.now, None, address("10.0.0.1")), Err(CallError::NotOurs));
+    station.stack.join_group(station.now, None, group(5)).unwrap();
+}

@@ -1,0 +1,10 @@
+//! The network layer of a host in virtual time: neighbours, routes, groups and errors.
+
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
+
+mod conflicts;
+mod errors;
+mod groups;
+mod labels;
+mod routes;
+mod station;
