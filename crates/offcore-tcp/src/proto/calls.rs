@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::addr::{AppId, ConnId, FlowKey};
 use super::config::Buffers;
 use super::flows::{Entry, key_of};
+use super::handshake::SYN_RETRIES;
 use super::keepalive::{KeepAlive, Keeping};
 use super::listeners::Listener;
 use super::options::ConnOptions;
@@ -189,7 +190,7 @@ impl Stack {
             Sender::new(iss, 536, self.wishes.algorithm, false, false),
         );
         tcb.options = options;
-        tcb.asking = Some(Asking { due: now, tries: 0, since: now });
+        tcb.asking = Some(Asking { due: now, tries: 0, retries: SYN_RETRIES, since: now });
         let id = self.add(app, tcb, None, waiting).ok_or(CallError::TooMany)?;
         if let Some(Entry::TimeWait(index)) = waiting {
             self.time_wait.remove(index);
@@ -313,6 +314,31 @@ impl Stack {
     pub fn set_nodelay(&mut self, now: u64, conn: ConnId, on: bool, out: &mut Out) -> Result<(), CallError> {
         let this = self.conns.get_mut(conn).ok_or(CallError::Gone)?;
         this.tcb.sender.no_delay = on;
+        self.touch(conn);
+        self.settle(now, out);
+        Ok(())
+    }
+
+    /// Ends the connection when nothing that was written is acknowledged, or taken by the peer's window, for so many
+    /// milliseconds (`TCP_USER_TIMEOUT`, RFC 5482); 0 is the default, about 15 minutes. Asks for it again so many times
+    /// (`TCP_SYNCNT`); 0 is the default.
+    ///
+    /// # Errors
+    /// [`CallError::Gone`].
+    pub fn set_patience(
+        &mut self,
+        now: u64,
+        conn: ConnId,
+        (user_timeout, syn_retries): (u32, u8),
+        out: &mut Out,
+    ) -> Result<(), CallError> {
+        let tcb = &mut self.conns.get_mut(conn).ok_or(CallError::Gone)?.tcb;
+        tcb.user_timeout = if user_timeout == 0 { u64::MAX } else { u64::from(user_timeout) * 1000 };
+        if let Some(asking) = &mut tcb.asking {
+            asking.retries = if syn_retries == 0 { SYN_RETRIES } else { syn_retries };
+            // The last question may have been sent without a limit.
+            asking.due = asking.due.min(asking.since.saturating_add(tcb.user_timeout)).max(now);
+        }
         self.touch(conn);
         self.settle(now, out);
         Ok(())

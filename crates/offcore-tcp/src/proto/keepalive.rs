@@ -45,8 +45,8 @@ impl Keeping {
     }
 
     /// It is time. `heard` is when the last segment has come; data that is under way is its own probe: then the connection
-    /// is not `idle`.
-    pub(super) fn expire(&mut self, now: u64, heard: u64, idle: bool) -> Silence {
+    /// is not `idle`. A `user_timeout` takes the place of the number of probes, as in Linux.
+    pub(super) fn expire(&mut self, now: u64, heard: u64, idle: bool, user_timeout: u64) -> Silence {
         if heard > self.last {
             self.sent = 0;
         }
@@ -54,12 +54,43 @@ impl Keeping {
         if self.sent == 0 && quiet_until > now || !idle {
             self.due = quiet_until.max(now + self.wanted.interval.min(self.wanted.idle));
             Silence::Wait
-        } else if self.sent >= self.wanted.probes {
+        } else if match user_timeout {
+            u64::MAX => self.sent >= self.wanted.probes,
+            _ => self.sent > 0 && now >= heard + user_timeout,
+        } {
             Silence::GiveUp
         } else {
-            self.sent += 1;
+            self.sent = self.sent.saturating_add(1);
             (self.last, self.due) = (now, now + self.wanted.interval);
             Silence::Ask
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000;
+
+    /// The silence before a peer is given up that has said nothing since time 0.
+    fn given_up_after(user_timeout: u64) -> u64 {
+        let wanted = KeepAlive { idle: 10 * SECOND, interval: SECOND, probes: 5 };
+        let mut keeping = Keeping::new(0, wanted);
+        loop {
+            let now = keeping.due;
+            if keeping.expire(now, 0, true, user_timeout) == Silence::GiveUp {
+                return now / SECOND;
+            }
+        }
+    }
+
+    // tcp(7): TCP_USER_TIMEOUT "will override keepalive to determine when to close a connection due to keepalive failure".
+    #[test]
+    fn user_timeout_overrides_the_count_of_probes() {
+        assert_eq!(given_up_after(u64::MAX), 15);
+        assert_eq!(given_up_after(12 * SECOND), 12);
+        assert_eq!(given_up_after(30 * SECOND), 30);
+        assert_eq!(given_up_after(SECOND), 11, "a probe is sent at least");
     }
 }

@@ -8,7 +8,9 @@ use super::addr::{AppId, ConnId, FlowKey};
 use super::config::Buffers;
 use super::conns::Conn;
 use super::flows::Entry;
-use super::handshake::{self, Both, Half, Offered, SYN_ACK_RETRIES, SYN_RETRIES, SYN_TIMEOUT};
+use super::handshake::{
+    self, Both, Half, Offered, SYN_ACK_RETRIES, SYN_DOUBLINGS, SYN_RETRIES, SYN_TIMEOUT, SYN_TIMEOUT_MAX,
+};
 use super::options::ConnOptions;
 use super::output::{self, Fields};
 use super::packet::{Cause, DropReason, Event, Out, Verdict};
@@ -67,6 +69,7 @@ impl Stack {
         tcb.touched = conn.tcb.touched;
         tcb.orphan = conn.tcb.orphan;
         tcb.sender.no_delay = conn.tcb.sender.no_delay;
+        tcb.user_timeout = conn.tcb.user_timeout;
         (tcb.keeping, tcb.heard) = (conn.tcb.keeping.take(), now);
         match asked {
             Some(asked) if asked.tries == 1 => tcb.sender.recovery.first_rtt(now, now - asked.since),
@@ -83,7 +86,8 @@ impl Stack {
         } else {
             // Both have asked at once (RFC 9293, 3.5, figure 7): the SYN is answered, and acknowledged later.
             tcb.state = State::SynReceived;
-            tcb.asking = Some(Asking { due: now + SYN_TIMEOUT, tries: 1, since: now });
+            let retries = asked.map_or(SYN_RETRIES, |asked| asked.retries);
+            tcb.asking = Some(Asking { due: now + SYN_TIMEOUT, tries: 1, retries, since: now });
             let half = Half {
                 both,
                 listener: 0,
@@ -110,8 +114,10 @@ impl Stack {
     #[cold]
     pub(super) fn ask_again(&mut self, now: u64, id: ConnId, out: &mut Out) {
         let Some(conn) = self.conns.get_mut(id) else { return };
+        let user_timeout = conn.tcb.user_timeout;
         let Some(asking) = &mut conn.tcb.asking else { return };
-        if asking.tries > SYN_RETRIES {
+        let over_at = asking.since.saturating_add(user_timeout);
+        if asking.tries > asking.retries || asking.tries > 0 && over_at <= now {
             return self.over(id, Cause::TimedOut, out);
         }
         // The next hop has had three seconds to say where it is, as Linux gives it.
@@ -121,7 +127,8 @@ impl Stack {
         }
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(asking) = &mut conn.tcb.asking else { return };
-        asking.due = now + (SYN_TIMEOUT << asking.tries);
+        let wait = (SYN_TIMEOUT << asking.tries.min(SYN_DOUBLINGS)).min(SYN_TIMEOUT_MAX);
+        asking.due = (now + wait).min(over_at);
         let again = asking.tries > 0;
         asking.tries += 1;
         let deadline = conn.tcb.deadline();

@@ -81,6 +81,8 @@ pub(crate) struct Sender {
     unanswered: u8,
     /// Timeouts that the peer has answered by an acknowledgement with a closed window.
     answered: u8,
+    /// When the data was sent, or the window closed, that a timer has gone off for; [`NOWHERE`] after progress.
+    stalled: u64,
     /// What is in flight; it knows the edges.
     pub recovery: Recovery,
 }
@@ -107,6 +109,7 @@ impl Sender {
             persist_tries: 0,
             unanswered: 0,
             answered: 0,
+            stalled: NOWHERE,
             recovery: Recovery::new(mss.into(), algorithm, sack, timestamps),
         }
     }
@@ -271,6 +274,9 @@ impl Sender {
         if advanced || self.edge > self.next() {
             self.persist = None;
             self.persist_tries = 0;
+            if self.recovery.backoffs() == 0 {
+                self.stalled = NOWHERE;
+            }
         }
         Ok(acked)
     }
@@ -420,8 +426,11 @@ impl Sender {
 
     /// Something may be due.
     pub(crate) fn timer(&mut self, now: u64) -> Due {
+        // Both timers have waited for a timeout when they go off for the first time.
+        let since = now.saturating_sub(self.recovery.rto());
         if self.persist.is_some_and(|due| due <= now) {
             self.persist = None;
+            self.stalled = self.stalled.min(since);
             self.persist_tries = self.persist_tries.saturating_add(1);
             self.unanswered = self.unanswered.saturating_add(1);
             return match self.usable(now, self.mss.into(), true) {
@@ -434,8 +443,17 @@ impl Sender {
         }
         match self.recovery.timer(now) {
             TimerAction::None => Due::Nothing,
-            TimerAction::Probe | TimerAction::Retransmit | TimerAction::Reorder => Due::Plan,
+            TimerAction::Probe | TimerAction::Reorder => Due::Plan,
+            TimerAction::Retransmit => {
+                self.stalled = self.stalled.min(since);
+                Due::Plan
+            }
         }
+    }
+
+    /// When a connection without progress is over whose `TCP_USER_TIMEOUT` is that many microseconds.
+    pub(crate) fn over_at(&self, user_timeout: u64) -> u64 {
+        self.stalled.saturating_add(user_timeout)
     }
 
     /// Timeouts in a row without a sign of the peer.

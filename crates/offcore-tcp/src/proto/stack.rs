@@ -538,6 +538,9 @@ impl Stack {
         if matches!(tcb.receiver.need(), AckNeed::By(due) if due <= now) {
             tcb.receiver.ack_now();
         }
+        if tcb.sender.over_at(tcb.user_timeout) <= now {
+            return self.over(id, Cause::TimedOut, out);
+        }
         if tcb.sender.deadline().is_some_and(|due| due <= now) {
             match tcb.sender.timer(now) {
                 Due::Nothing | Due::Plan => {}
@@ -568,7 +571,7 @@ impl Stack {
         let tcb = &mut conn.tcb;
         let idle = tcb.sender.is_idle() && tcb.is_synchronized();
         let Some(keeping) = tcb.keeping.as_mut().filter(|keeping| keeping.due <= now) else { return };
-        match keeping.expire(now, tcb.heard, idle) {
+        match keeping.expire(now, tcb.heard, idle, tcb.user_timeout) {
             Silence::Wait => {}
             Silence::Ask => {
                 let seq = tcb.sender.probe_seq();

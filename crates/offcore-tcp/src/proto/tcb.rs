@@ -95,6 +95,8 @@ pub(crate) struct PathMtu {
 pub(crate) struct Asking {
     pub due: u64,
     pub tries: u8,
+    /// How often it may be asked for again (`TCP_SYNCNT`).
+    pub retries: u8,
     pub since: u64,
 }
 
@@ -126,6 +128,8 @@ pub(crate) struct Tcb {
     pub heard: u64,
     /// Whether, and when, a silent peer is asked for.
     pub keeping: Option<Box<Keeping>>,
+    /// `TCP_USER_TIMEOUT` in microseconds; `u64::MAX` for none.
+    pub user_timeout: u64,
     /// When memory that a quiet connection does not need is given back; none when it has been.
     pub trim: Option<u64>,
     /// When a segment that did not belong here was last answered.
@@ -164,6 +168,7 @@ impl Tcb {
             path: None,
             heard: 0,
             keeping: None,
+            user_timeout: u64::MAX,
             trim: None,
             challenged: None,
             orphan: false,
@@ -328,7 +333,8 @@ impl Tcb {
         // Asked for after every segment: without a branch for each.
         let keeping = self.keeping.as_ref().map(|keeping| keeping.due);
         let times = [delayed, asking, self.give_up, self.trim, self.sender.deadline(), keeping];
-        let first = times.into_iter().fold(u64::MAX, |first, time| first.min(time.unwrap_or(u64::MAX)));
+        let over_at = self.sender.over_at(self.user_timeout);
+        let first = times.into_iter().fold(over_at, |first, time| first.min(time.unwrap_or(u64::MAX)));
         (first != u64::MAX).then_some(first)
     }
 }

@@ -64,6 +64,9 @@ pub(crate) enum Call {
     Abort,
     Shutdown,
     NoDelay,
+    /// `TCP_USER_TIMEOUT` in milliseconds, and `TCP_SYNCNT`.
+    UserTimeout(usize),
+    SynCount(usize),
     /// `TCP_CORK`.
     Cork(bool),
     /// The name of an event, and whether it has come.

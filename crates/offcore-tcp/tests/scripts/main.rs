@@ -7,6 +7,7 @@
 //! ```text
 //! +0 listen                                      a call: connect, accept, write(N) = M, read(N) = M, close, abort,
 //!                                                shutdown; nodelay; cork; uncork; write(N) more (MSG_MORE);
+//!                                                user_timeout(MILLISECONDS); syncnt(N);
 //!                                                flow N (another port of the peer)
 //! +0 < S 0:0(0) win 1000 <mss 1460,sackOK>       a packet of the peer
 //! +0 > S. 0:0(0) ack 1 win 65535 <...>           a packet that is expected now; options `<...>`: any, `win *`: any

@@ -256,6 +256,8 @@ fn call(name: &str, words: &mut Words<'_>) -> Parsed<Call> {
         "abort" => Call::Abort,
         "shutdown" => Call::Shutdown,
         "nodelay" => Call::NoDelay,
+        "user_timeout" => Call::UserTimeout(wanted()?),
+        "syncnt" => Call::SynCount(wanted()?),
         "cork" => Call::Cork(true),
         "uncork" => Call::Cork(false),
         "expect" => {

@@ -188,6 +188,8 @@ impl Runner {
             }
             Call::Write(bytes, taken, more) => self.write(*bytes, *taken, *more)?,
             Call::Read(bytes, there, other) => self.read(*bytes, *there, *other)?,
+            Call::UserTimeout(millis) => self.patience((*millis as u32, 0))?,
+            Call::SynCount(count) => self.patience((0, *count as u8))?,
             Call::Cork(on) => {
                 self.slot()?.cork(*on);
                 self.look()?;
@@ -224,6 +226,12 @@ impl Runner {
         let info = stack.info(conn).ok_or("the connection is gone")?;
         self.flows.insert(self.flow, Flow::new(info.local, info.remote));
         self.open(conn)
+    }
+
+    fn patience(&mut self, patience: (u32, u8)) -> Result<(), String> {
+        let conn = self.session()?.conn;
+        let (stack, out, now) = self.bed.call();
+        stack.set_patience(now, conn, patience, out).map_err(|error| error.to_string())
     }
 
     fn slot(&mut self) -> Result<&Slot, String> {

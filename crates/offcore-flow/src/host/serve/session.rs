@@ -77,12 +77,13 @@ pub(super) struct Session {
     ours: Option<OwnedFd>,
     /// Then this hangs up when the application's last descriptor is closed.
     pipe: Option<OwnedFd>,
-    /// Options that have been applied, with the numbers of keep-alive.
+    /// Options that have been applied, with the numbers of keep-alive, `TCP_USER_TIMEOUT` and `TCP_SYNCNT`.
     options: u32,
     keep: [u32; 3],
     buffers: Buffers,
     /// Options from the slot that have been applied.
     pub(super) kept: ConnOptions,
+    patience: (u32, u8),
     /// The stream to the peer has been ended.
     ended: bool,
     /// Flags that the application has been shown, and whether its end shows that nothing more comes.
@@ -137,6 +138,7 @@ impl Session {
             keep: [0; 3],
             buffers: Buffers::default(),
             kept: ConnOptions::default(),
+            patience: (0, 0),
             ended: false,
             flags: 0,
             shut: false,
@@ -250,7 +252,13 @@ impl Session {
         if kept != self.kept && calls.stack.set_options(conn, kept).is_ok() {
             self.kept = kept;
         }
-        (self.options, self.keep) = (wanted, keep);
+        let number = |at| option::decode(slot.kept.number(at)).unwrap_or(0);
+        let syn_retries = u8::try_from(number(option::SYNCNT)).unwrap_or(u8::MAX);
+        let patience = (number(option::USER_TIMEOUT), syn_retries);
+        if patience != self.patience {
+            let _ = calls.stack.set_patience(calls.now, conn, patience, calls.out);
+        }
+        (self.options, self.keep, self.patience) = (wanted, keep, patience);
     }
 
     /// Whether our end shows a hang-up although the application has its own still: both directions were shut down, the one to
