@@ -319,9 +319,8 @@ impl Stack {
         Ok(())
     }
 
-    /// Ends the connection when nothing that was written is acknowledged, or taken by the peer's window, for so many
-    /// milliseconds (`TCP_USER_TIMEOUT`, RFC 5482); 0 is the default, about 15 minutes. Asks for it again so many times
-    /// (`TCP_SYNCNT`); 0 is the default.
+    /// Sets `TCP_USER_TIMEOUT` (RFC 5482), in milliseconds, and `TCP_SYNCNT`. 0 is the default of either: about 15 minutes,
+    /// and six retransmissions of a SYN.
     ///
     /// # Errors
     /// [`CallError::Gone`].

@@ -27,7 +27,7 @@ const MSS_DEFAULT_V6: u16 = 1220;
 const MSS_MIN: u16 = 48;
 /// First wait for an answer to a SYN (RFC 6298, 2.1), doubled each time.
 pub(super) const SYN_TIMEOUT: u64 = 1_000_000;
-/// The wait is doubled so many times, and is no longer than that (as Linux).
+/// Bounds of the exponential backoff, as in Linux.
 pub(super) const SYN_DOUBLINGS: u8 = 7;
 pub(super) const SYN_TIMEOUT_MAX: u64 = 120_000_000;
 /// SYNs and their answers are repeated as often (as Linux).

@@ -52,7 +52,7 @@ impl Input<'_> {
             return Ok((Verdict::Consumed, outcome));
         }
         let start = conn.tcb.receiver.position(segment.seq);
-        self.check_timestamps(&mut conn.tcb, segment)?;
+        let overtaken = self.check_timestamps(&mut conn.tcb, segment)?;
         // A SYN in the window or out of it may be a blind attack (RFC 5961, 4.2).
         if segment.has(TcpFlags::SYN) && !segment.has(TcpFlags::RST) {
             self.challenge(&mut conn.tcb);
@@ -78,7 +78,7 @@ impl Input<'_> {
             receiver.echo_congestion &= !segment.has(TcpFlags::CWR);
             receiver.echo_congestion |= segment.congestion_experienced;
         }
-        if let Some(timestamps) = segment.options.timestamps {
+        if let Some(timestamps) = segment.options.timestamps.filter(|_| !overtaken) {
             conn.tcb.receiver.take_timestamp(self.now, Some(start), timestamps);
         }
         if outcome != Outcome::Open || segment.payload_len == 0 && !segment.has(TcpFlags::FIN) {
@@ -90,6 +90,11 @@ impl Input<'_> {
         if !acceptable {
             conn.tcb.receiver.ack_now();
             return Err(DropReason::OutOfWindow);
+        }
+        if segment.has(TcpFlags::URG)
+            && let Some(position) = conn.tcb.receiver.urge(start, segment.urgent)
+        {
+            conn.rx.mark_urgent(self.arena, position);
         }
         let payload = (segment.payload_at, segment.payload_len);
         self.text(conn, payload, start, segment.has(TcpFlags::FIN))
@@ -125,20 +130,35 @@ impl Input<'_> {
         tcb.state == State::SynReceived && again && answers && !segment.has(TcpFlags::RST | TcpFlags::FIN)
     }
 
-    /// PAWS (RFC 7323, 5.3 R1). A segment without a timestamp is taken, against 3.2 and as in Linux: some middleboxes take the
+    /// PAWS (RFC 7323, 5.3 R1); whether the segment is taken although its timestamp is old. A segment without a timestamp is taken, against 3.2 and as in Linux: some middleboxes take the
     /// option out.
     #[inline]
-    fn check_timestamps(&mut self, tcb: &mut Tcb, segment: &Segment) -> Result<(), DropReason> {
+    fn check_timestamps(&mut self, tcb: &mut Tcb, segment: &Segment) -> Result<bool, DropReason> {
         if tcb.agreed.timestamps.is_none() || segment.has(TcpFlags::RST) {
-            return Ok(());
+            return Ok(false);
         }
         match segment.options.timestamps {
             Some(timestamps) if tcb.receiver.is_old(self.now, timestamps) => {
+                if Self::is_overtaken(tcb, segment, timestamps.value) {
+                    return Ok(true);
+                }
                 self.unacceptable(tcb, segment, tcb.receiver.position(segment.seq));
                 Err(DropReason::Paws)
             }
-            _ => Ok(()),
+            _ => Ok(false),
         }
+    }
+
+    /// Whether an old segment is a reordered duplicate acknowledgement. Linux takes its SACK blocks (RFC 7323, 5.2).
+    #[cold]
+    fn is_overtaken(tcb: &Tcb, segment: &Segment, timestamp: u32) -> bool {
+        let repeats = segment.seq_len() == 0
+            && segment.has(TcpFlags::ACK)
+            && segment.seq == tcb.receiver.seq(tcb.receiver.next())
+            && segment.ack == tcb.sender.seq(tcb.sender.una())
+            && tcb.sender.has_window(u32::from(segment.window) << tcb.sender.scale);
+        let late = tcb.receiver.recent().unwrap_or(0).wrapping_sub(timestamp);
+        repeats && u64::from(late) * 1000 <= tcb.sender.recovery.rto()
     }
 
     /// Answers a segment that is not in the window. One with data or a FIN may be a retransmission or a probe of the window, and

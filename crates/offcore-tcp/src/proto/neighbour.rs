@@ -80,6 +80,11 @@ impl Neighbours {
         self.answered
     }
 
+    /// What changes when a neighbour answers, moves, or is given up.
+    pub(crate) fn seen(&self) -> (u32, u32) {
+        (self.answered, self.generation)
+    }
+
     pub(crate) fn generation(&self) -> u32 {
         self.generation
     }

@@ -293,6 +293,11 @@ impl Sender {
         true
     }
 
+    /// Whether the peer's window has this size.
+    pub(crate) fn has_window(&self, window: u32) -> bool {
+        self.edge == self.una() + u64::from(window)
+    }
+
     /// Whether the window is that of the segment at position `at`.
     pub(crate) fn has_window_of(&self, at: Option<u64>) -> bool {
         at == Some(self.updated.0)

@@ -74,6 +74,8 @@ pub struct Stack {
     run: Option<Run>,
     /// The interface that is the first to send in the next call.
     first: usize,
+    /// Connections that wait for address resolution, and the state of the neighbour cache at that time.
+    asking_hop: (Vec<u32>, (u32, u32)),
     pub(super) drops: Drops,
     pub(super) counts: StackCounts,
     /// The connection that [`counts`](Self::counts) begins with next, and the one that was last asked for memory.
@@ -114,6 +116,7 @@ impl Stack {
             touched: Vec::new(),
             run: None,
             first: 0,
+            asking_hop: Default::default(),
             drops: Drops::default(),
             counts: StackCounts::default(),
             told: 0,
@@ -345,6 +348,9 @@ impl Stack {
 
     /// Acknowledgements that are due go out, timers are set, and who may have something to send gets in line.
     pub(super) fn settle(&mut self, now: u64, out: &mut Out) {
+        if !self.asking_hop.0.is_empty() && self.asking_hop.1 != self.net.neighbours.seen() {
+            self.hop_answered();
+        }
         while let Some(index) = self.touched.pop() {
             let Some((_, conn)) = self.conns.at(index) else { continue };
             let tcb = &mut conn.tcb;
@@ -370,6 +376,16 @@ impl Stack {
         }
     }
 
+    /// The neighbour cache has changed: connections that waited for it send.
+    #[cold]
+    fn hop_answered(&mut self) {
+        for index in std::mem::take(&mut self.asking_hop.0) {
+            if let Some((id, _)) = self.conns.at(index) {
+                self.touch(id);
+            }
+        }
+    }
+
     /// Plans what is to be sent, `budget` packets at most: each connection in its turn, but for those whose port is
     /// [held](Self::hold).
     pub fn tx(&mut self, now: u64, budget: usize, out: &mut Out) {
@@ -389,18 +405,24 @@ impl Stack {
     /// Plans what is to be sent by one interface, and returns the rest of the budget.
     #[inline]
     fn tx_by(&mut self, iface: usize, now: u64, mut left: usize, out: &mut Out) -> usize {
-        let Self { net, conns, wheel, .. } = self;
-        let iface = &mut net.ifaces[iface];
-        let at_most = iface.segment_offload.min(QUANTUM);
-        for _ in 0..iface.ready.len() {
+        let Self { net, conns, wheel, asking_hop, .. } = self;
+        let at_most = net.ifaces[iface].segment_offload.min(QUANTUM);
+        for _ in 0..net.ifaces[iface].ready.len() {
             if left == 0 {
                 break;
             }
-            let Some(index) = iface.ready.pop_front() else { break };
+            let Some(index) = net.ifaces[iface].ready.pop_front() else { break };
             let Some((id, conn)) = conns.at(index) else { continue };
             let mut quantum = QUANTUM;
             conn.tcb.ready = false;
             if conn.tcb.state == State::Closed {
+                continue;
+            }
+            // A segment sent before the next hop is resolved again would be lost (RFC 1122, 2.3.2.2).
+            if conn.tcb.link.is_some() && net.link(now, &mut conn.tcb, out).is_none() {
+                conn.tcb.link = None;
+                asking_hop.0.push(index);
+                asking_hop.1 = net.neighbours.seen();
                 continue;
             }
             while left > 0 {
@@ -415,7 +437,7 @@ impl Stack {
             }
             if left == 0 || quantum == 0 {
                 conn.tcb.ready = true;
-                iface.ready.push_back(index);
+                net.ifaces[iface].ready.push_back(index);
             }
             if let Some(deadline) = conn.tcb.deadline() {
                 wheel.set(index, deadline);
