@@ -6,10 +6,11 @@
 //     listen S ADDRESS BACKLOG   ok PORT             connect S ADDRESS PORT
 //     accept L S                                     start S ADDRESS PORT      does not wait
 //     send S N SEED              N bytes of `fill`   text S WORD               and waits until it is acknowledged
-//     newline S                  sends one
+//     newline S                  sends one             urgent S                 sends `!` out of band
 //     recv S N                   ok|eof|ERROR N SUM  drain S                   the same to the end
 //     records S N LEN            ok N torn T: how many records are not LEN times the same byte
 //     line S                     ok TEXT             error S                   SO_ERROR
+//     segments S                 ok N: segments with data that have come since this was asked last
 //     wait S N                   N bytes are there   settle S                  what was sent is acknowledged
 //     shutdown S                 close S             rst S                     close with linger 0
 //     set S LEVEL NAME VALUE     before listen, connect: of the next socket
@@ -160,6 +161,21 @@ static void do_records(int fd, long count, size_t len)
         torn += !!memcmp(record, record + 1, len - 1);
     }
     snprintf(out, sizeof out, "ok %ld torn %ld", got, torn);
+}
+
+static void do_segments(int slot)
+{
+    static uint32_t before[SLOTS];
+    // The library's structure ends before `tcpi_data_segs_in`, which is here in the kernel's.
+    enum { DATA_SEGS_IN = 152 };
+    uint8_t info[DATA_SEGS_IN + 4];
+    uint32_t count = 0;
+    socklen_t len = sizeof info;
+    if (getsockopt(slots[slot], IPPROTO_TCP, TCP_INFO, info, &len) || len < sizeof info)
+        return outcome(false);
+    memcpy(&count, info + DATA_SEGS_IN, sizeof count);
+    number(count - before[slot]);
+    before[slot] = count;
 }
 
 static void do_line(int fd)
@@ -314,6 +330,11 @@ static void do_verb(char **word)
             outcome(false);
         else
             until(settled, fd, 0);
+    } else if (!strcmp(verb, "urgent")) {
+        if (send(fd, "!", 1, MSG_OOB | MSG_NOSIGNAL) < 0)
+            outcome(false);
+        else
+            until(settled, fd, 0);
     } else if (!strcmp(verb, "newline"))
         outcome(send(fd, "\n", 1, MSG_NOSIGNAL) == 1);
     else if (!strcmp(verb, "recv"))
@@ -322,6 +343,8 @@ static void do_verb(char **word)
         do_recv(fd, 1L << 40);
     else if (!strcmp(verb, "records"))
         do_records(fd, atol(word[2]), (size_t)atol(word[3]));
+    else if (!strcmp(verb, "segments"))
+        do_segments(slot);
     else if (!strcmp(verb, "line"))
         do_line(fd);
     else if (!strcmp(verb, "marks"))

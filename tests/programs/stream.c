@@ -95,6 +95,23 @@ static void flags(int fd)
     peer_says("send-more-peer", "recv 1 7");
 }
 
+// A byte out of band between others.
+static void urgent(int fd, bool inlined)
+{
+    prefix(inlined ? "inline-" : "urgent-");
+    result("set", set_int(fd, SOL_SOCKET, SO_OOBINLINE, inlined));
+    must("text 1 abc");
+    must("urgent 1");
+    must("text 1 def");
+    result("before", sockatmark(fd));
+    bytes("recv", recv(fd, buffer, 100, 0), buffer);
+    result("mark", sockatmark(fd));
+    bytes("rest", recv(fd, buffer, 100, 0), buffer);
+    result("behind", sockatmark(fd));
+    result("empty", recv(fd, buffer, 100, MSG_DONTWAIT));
+    prefix("");
+}
+
 static void vectors(int fd)
 {
     struct iovec one = {"pwritev2", 8};
@@ -272,6 +289,8 @@ int main(int argc, char **argv)
     int fd = opened(AF_INET, 1);
     calls(AF_INET, fd);
     flags(fd);
+    urgent(fd, false);
+    urgent(fd, true);
     vectors(fd);
     timeouts(fd);
     bad_arguments(fd);

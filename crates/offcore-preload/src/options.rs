@@ -71,6 +71,12 @@ fn kept_name(level: c_int, name: c_int) -> u32 {
     ((level as u32 & 0xff) + 1) << 16 | name as u32 & 0xffff
 }
 
+/// Whether the urgent byte is read as any other (`SO_OOBINLINE`).
+pub(crate) fn is_inline(session: &Session) -> bool {
+    let inline = stream_options::get(&session.slot.kept, libc::SOL_SOCKET, libc::SO_OOBINLINE);
+    inline.is_some_and(|on| on != 0)
+}
+
 /// Whether a datagram socket may send to all of a network.
 pub(crate) fn may_broadcast(session: &Session) -> bool {
     let kept = session.slot.kept.get(kept_name(libc::SOL_SOCKET, libc::SO_BROADCAST));

@@ -9,6 +9,7 @@ use offcore_session::{Place, Segments, app};
 
 use crate::link::{self, Mapped};
 use crate::lock::Held;
+use crate::options;
 use crate::real;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, GENERATION, Kind};
@@ -192,12 +193,20 @@ impl Session {
 
     /// The side that reads. All of its memory that holds data is mapped.
     pub(crate) fn reader(&self) -> Result<app::Reader<Mapped>, Errno> {
-        let reader = app::Reader::new(Mapped, self.place).ok_or(libc::EIO)?;
+        let mut reader = app::Reader::new(Mapped, self.place).ok_or(libc::EIO)?;
+        if self.slot.urgent().is_some() && !self.is_datagrams() {
+            reader.heed_urgent(options::is_inline(self));
+        }
         let there: usize = reader.spans().map(|span| span.len()).sum();
         if there < reader.available() {
             link::map_all();
         }
         Ok(reader)
+    }
+
+    /// Whether the next byte to be read is the urgent one (`SIOCATMARK`).
+    pub(crate) fn is_at_mark(&self) -> bool {
+        app::Reader::new(Mapped, self.place).is_some_and(|reader| reader.is_at_mark())
     }
 
     /// A turn of writing, by who has that lock.

@@ -104,6 +104,8 @@ pub struct Reader<M> {
     memory: M,
     slot: Place,
     head: u64,
+    /// The urgent byte that reads stop at.
+    mark: Option<u64>,
 }
 
 impl<M: Segments> Reader<M> {
@@ -111,7 +113,7 @@ impl<M: Segments> Reader<M> {
     /// not in the memory.
     pub fn new(memory: M, slot: Place) -> Option<Self> {
         let head = memory.slot(slot)?.rx.index();
-        Some(Self { memory, slot, head })
+        Some(Self { memory, slot, head, mark: None })
     }
 
     /// The slot, for its state and flags.
@@ -119,17 +121,34 @@ impl<M: Segments> Reader<M> {
         self.memory.slot(self.slot)
     }
 
+    /// Has reads stop at the urgent byte, and leave it out unless it is `inline`, as TCP sockets do.
+    pub fn heed_urgent(&mut self, inline: bool) {
+        self.mark = self.slot().and_then(Slot::urgent);
+        if self.mark == Some(self.head) && !inline && self.available() > 0 {
+            self.consume_alone(1);
+        }
+    }
+
+    /// Whether the next byte is the urgent one.
+    pub fn is_at_mark(&self) -> bool {
+        self.slot().and_then(Slot::urgent) == Some(self.head)
+    }
+
     /// How many bytes there are to be read.
     #[inline]
     pub fn available(&self) -> usize {
-        self.slot().map_or(0, |slot| between(self.head, slot.rx.edge()))
+        let all = self.slot().map_or(0, |slot| between(self.head, slot.rx.edge()));
+        match self.mark {
+            Some(mark) if mark > self.head => all.min(between(self.head, mark)),
+            _ => all,
+        }
     }
 
     /// Where the bytes are that there are to be read, oldest first.
     #[inline]
     pub fn spans(&self) -> Spans<'_, M> {
         let Some(slot) = self.slot() else { return Spans::none(&self.memory) };
-        Spans::new(&self.memory, &slot.rx, self.head, between(self.head, slot.rx.edge()))
+        Spans::new(&self.memory, &slot.rx, self.head, self.available())
     }
 
     /// Gives the `n` oldest bytes back to the stack, at most those that there are.
@@ -324,5 +343,44 @@ impl<M: Segments> Drop for Writer<M> {
         if self.given > 0 {
             self.commit(0);
         }
+    }
+}
+
+#[cfg(all(test, feature = "stack", not(loom)))]
+#[allow(clippy::unwrap_used, reason = "tests may")]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{Arena, Fifo, Rx};
+
+    /// What three reads give of a stream whose fourth byte is urgent.
+    fn reads(inline: bool) -> Vec<Vec<u8>> {
+        let mut arena = Arena::new(1 << 20).unwrap();
+        let slot = arena.take_slot().unwrap();
+        let mut rx = Fifo::<Rx>::new(slot);
+        assert!(rx.cover(&mut arena, 0, 7));
+        rx.mark_urgent(&arena, 3);
+        for (address, len) in rx.pieces(&arena, 0, 7) {
+            // SAFETY: the piece is covered and not committed.
+            unsafe { address.as_ptr().copy_from_nonoverlapping(b"abc!def".as_ptr(), len) };
+        }
+        rx.commit(&arena, 7);
+        let mut all = Vec::new();
+        for _ in 0..3 {
+            let mut reader = Reader::new(Arc::clone(arena.memory()), slot).unwrap();
+            assert_eq!(reader.is_at_mark(), all.len() == 1);
+            reader.heed_urgent(inline);
+            let mut bytes = [0; 16];
+            let read = reader.read(&mut bytes);
+            all.push(bytes[..read].to_vec());
+        }
+        all
+    }
+
+    #[test]
+    fn reads_stop_at_the_urgent_byte() {
+        assert_eq!(reads(false), [b"abc".to_vec(), b"def".to_vec(), vec![]]);
+        assert_eq!(reads(true), [b"abc".to_vec(), b"!def".to_vec(), vec![]]);
     }
 }

@@ -25,6 +25,7 @@
 //! | 32 | 8 | stack | `buffer`: transmit: bytes that the application may have written and the stack has not freed |
 //! | 40 | 4 | stack | `answered`: transmit: the last of the `asks` that the stack has dealt with |
 //! | 44 | 4 | stack | `mtu`: transmit, of datagrams: see [`Slot::mtu`] |
+//! | 56 | 8 | stack | `urgent`: receive: the position behind the urgent byte, or 0 |
 //! | 64 | 8 | application | `index`: receive: the head, up to which it is consumed; transmit: the tail, up to which it is written |
 //! | 72 | 4 | application | `writing`: transmit: 1 while the application uses what `limit` gave it |
 //! | 80 | 8 | application | `claims`: transmit: what its calls write just now: see [`crate::app::Turn`] |
@@ -242,7 +243,8 @@ pub(crate) struct Half {
     buffer: AtomicU64,
     answered: AtomicU32,
     mtu: AtomicU32,
-    stack_rest: [AtomicU32; 4],
+    stack_rest: [AtomicU32; 2],
+    urgent: AtomicU64,
     index: AtomicU64,
     writing: AtomicU32,
     gap: AtomicU32,
@@ -265,6 +267,7 @@ const _: () = {
     assert!(size_of::<Half>() == 128);
     assert!(offset_of!(Half, edge) == 0 && offset_of!(Half, limit) == 8 && offset_of!(Half, p0) == 16);
     assert!(offset_of!(Half, small) == 24 && offset_of!(Half, table) == 28);
+    assert!(offset_of!(Half, urgent) == 56);
     assert!(offset_of!(Half, index) == 64 && offset_of!(Half, writing) == 72);
     assert!(offset_of!(Half, claims) == 80);
     assert!(offset_of!(Half, held_from) == 88 && offset_of!(Half, held_to) == 96);
@@ -372,6 +375,11 @@ impl Slot {
         &self.tx.mtu
     }
 
+    /// The position of the urgent byte, if there is one.
+    pub fn urgent(&self) -> Option<u64> {
+        self.rx.urgent.load(Ordering::Acquire).checked_sub(1)
+    }
+
     /// Makes it the slot of a new session: nothing in either direction, no blocks.
     pub(crate) fn reset(&self) {
         self.kept.inherit(&Kept::default());
@@ -390,7 +398,7 @@ impl Slot {
 impl Half {
     fn reset(&self) {
         let words = [&self.edge, &self.limit, &self.buffer, &self.index, &self.claims, &self.wanted];
-        for word in words.into_iter().chain([&self.held_from, &self.held_to]) {
+        for word in words.into_iter().chain([&self.held_from, &self.held_to, &self.urgent]) {
             word.store(0, Ordering::Relaxed);
         }
         let words = [&self.answered, &self.mtu, &self.writing, &self.gap, &self.asks].into_iter();
@@ -448,6 +456,11 @@ impl Half {
             self.held_from.store(from, Ordering::Relaxed);
         }
         self.held_to.store(to, Ordering::Release);
+    }
+
+    /// The stack has heard of an urgent byte at `position`; it commits the byte afterwards.
+    pub(crate) fn mark_urgent(&self, position: u64) {
+        self.urgent.store(position.wrapping_add(1), Ordering::Release);
     }
 
     /// The application's index, and `held_from` and `held_to` as they were with it: not checked.

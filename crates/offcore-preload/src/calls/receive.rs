@@ -338,7 +338,9 @@ unsafe fn messages(
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
     match session::get(fd) {
-        Some(session) if session.is_open() && address::of(session.slot, End::Peer).port() != 0 => 0,
+        Some(session) if session.is_open() && address::of(session.slot, End::Peer).port() != 0 => {
+            c_int::from(session.is_at_mark())
+        }
         Some(_) => sys::returned_int(Err(libc::EINVAL)),
         // SAFETY: the caller's promise.
         None => unsafe { real::sockatmark(fd) },

@@ -126,7 +126,7 @@ pub(super) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usi
         libc::FIONREAD => session.reader().map(|reader| reader.available()),
         libc::TIOCOUTQ => session.unacknowledged(),
         _ if address::of(session.slot, End::Peer).port() == 0 => Err(libc::EINVAL),
-        _ => Ok(0),
+        _ => Ok(usize::from(session.is_at_mark())),
     };
     // SAFETY: the caller's promise.
     sys::returned_int(value.map(|value| unsafe { *to = value as c_int }).map(|()| 0))

@@ -5,6 +5,11 @@ use crate::arena::{Arena, Share};
 use crate::layout::block_number;
 
 impl Fifo<Rx> {
+    /// Tells the application where the newest urgent byte is, before the byte is committed.
+    pub fn mark_urgent(&self, arena: &Arena, position: u64) {
+        self.half(arena).mark_urgent(position);
+    }
+
     /// Makes blocks exist for the `len` bytes from `position` on, for all or for none. Bytes out of order get blocks of
     /// their own only: what lies between has none. `false`: the arena has none, the range is released or longer than
     /// [`crate::CAPACITY`] beyond what is, or it would be in a block that a copy still holds.

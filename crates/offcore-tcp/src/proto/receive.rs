@@ -63,6 +63,8 @@ pub(crate) struct Receiver {
     /// Copies of data that was there already, to be reported once (RFC 2883).
     duplicate: Option<Range<u64>>,
     islands: Option<Box<Reassembly>>,
+    /// The position behind the newest urgent byte.
+    urgent: u64,
     /// Congestion was experienced; echoed until the peer has reduced its window (RFC 3168, 6.1.3).
     pub echo_congestion: bool,
 }
@@ -99,6 +101,7 @@ impl Receiver {
             recent: None,
             duplicate: None,
             islands: None,
+            urgent: 0,
             echo_congestion: false,
         }
     }
@@ -133,6 +136,17 @@ impl Receiver {
     #[inline]
     pub(crate) fn position(&self, seq: u32) -> Option<u64> {
         position(seq, self.first, self.next)
+    }
+
+    /// Takes the urgent pointer of a segment that begins at `start`: the position of the urgent byte, if it is a newer one. As in
+    /// Linux, the pointer is to the byte behind it (RFC 6093, 3.1).
+    pub(crate) fn urge(&mut self, start: u64, pointer: u16) -> Option<u64> {
+        let behind = start + u64::from(pointer);
+        let newer = pointer > 0 && behind > self.urgent && behind > self.consumed;
+        if newer {
+            self.urgent = behind;
+        }
+        newer.then(|| behind - 1)
     }
 
     /// Where the peer's stream ends, when all of it has come.

@@ -18,6 +18,8 @@ pub(crate) struct Segment {
     pub flags: TcpFlags,
     /// As on the wire, not scaled.
     pub window: u16,
+    /// Counts with [`TcpFlags::URG`] only.
+    pub urgent: u16,
     pub options: TcpOptions,
     /// Offset of the payload in the frame.
     pub payload_at: usize,
@@ -36,6 +38,7 @@ impl Segment {
         ack: 0,
         flags: TcpFlags(0),
         window: 0,
+        urgent: 0,
         options: TcpOptions::NONE,
         payload_at: 0,
         payload_len: 0,
@@ -55,6 +58,7 @@ impl Segment {
         self.ack = tcp.ack();
         self.flags = tcp.flags();
         self.window = tcp.window();
+        self.urgent = tcp.urgent();
         self.options.read(tcp.options());
         self.payload_at = payload_at;
         self.payload_len = (ip.end - payload_at) as u32;
