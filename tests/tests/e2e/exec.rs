@@ -42,6 +42,8 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// A stack that serves programs, in a namespace of its own. All that runs there ends with it.
 struct Stage {
     stack: Option<Offcore>,
+    /// What its worker does when there is nothing to do.
+    idle: &'static str,
     // Ends what has been left, before the namespace is deleted.
     _guards: [Guard; 2],
     netns: Netns,
@@ -52,11 +54,15 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
+        Self::with_idle("sleep")
+    }
+
+    fn with_idle(idle: &'static str) -> Self {
         let (netns, apart, dir) = (Netns::new().unwrap(), Netns::new().unwrap(), TempDir::new().unwrap());
         // Servers change to users who may read what is in it.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let guards = [Guard::new(&netns), Guard::new(&apart)];
-        let mut stage = Self { stack: None, _guards: guards, netns, apart, dir };
+        let mut stage = Self { stack: None, idle, _guards: guards, netns, apart, dir };
         stage.start_stack();
         stage
     }
@@ -67,7 +73,7 @@ impl Stage {
 
     fn start_stack(&mut self) {
         let socket = self.socket();
-        self.stack = Some(host(&self.netns, "", &["--serve", &socket, "--idle", "sleep"]));
+        self.stack = Some(host(&self.netns, "", &["--serve", &socket, "--idle", self.idle]));
     }
 
     /// Ends the stack, which has to be well.

@@ -26,6 +26,11 @@ fn control() {
 }
 
 #[test]
+fn cork() {
+    same_twice("cork", 58);
+}
+
+#[test]
 fn descriptors() {
     same_twice("descriptors", 103);
 }
@@ -87,7 +92,7 @@ fn stdio() {
 
 #[test]
 fn stream() {
-    same_twice("stream", 126);
+    same_twice("stream", 140);
 }
 
 #[test]
@@ -114,4 +119,4 @@ macro_rules! on_stack {
     };
 }
 
-on_stack! { connect control descriptors ending epoll exhausted files fortify listen options polling processes servers stdio stream threads udp }
+on_stack! { connect control cork descriptors ending epoll exhausted files fortify listen options polling processes servers stdio stream threads udp }

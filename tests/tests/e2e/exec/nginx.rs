@@ -161,6 +161,43 @@ fn files() {
     stage.stop();
 }
 
+/// Debian's own configuration: the file as it is installed, but for its process number and logs, which are the test's. It
+/// corks answers (`tcp_nopush`), so that each is one segment.
+#[test]
+fn debians_configuration_sends_an_answer_as_one_segment() {
+    const CONF: &str = "/etc/nginx/nginx.conf";
+    // One connection, ten answers; the count of segments with data stands at byte 152 of `struct tcp_info`.
+    const CLIENT: &str = r#"
+import http.client, socket, struct, sys
+site = http.client.HTTPConnection(sys.argv[1], 80)
+site.connect()
+count = lambda: struct.unpack_from("I", site.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 156), 152)[0]
+for _ in range(10):
+    before = count()
+    site.request("GET", "/")
+    answer = site.getresponse()
+    print(answer.status, len(answer.read()) > 100, count() - before)
+"#;
+    let Some(()) = needs(&[Need::Python]) else { return };
+    let conf = fs::read_to_string(CONF).unwrap();
+    assert!(conf.contains("\n\ttcp_nopush on;"), "{CONF} is not Debian's: {conf}");
+    let _core = one_core();
+    for idle in ["sleep", "poll"] {
+        let stage = Stage::with_idle(idle);
+        let conf = conf.replace("/run/nginx.pid", &stage.path("nginx.pid"));
+        let conf = conf.replace("/var/log/nginx/error.log", &stage.path("nginx.log"));
+        let conf = stage.write("nginx.conf", conf.replace("/var/log/nginx/", &stage.path("log-")));
+        stage.wait_free(STACK[0], 80);
+        let process = stage.start(&[&nginx(), "-c", &conf, "-g", "daemon off;"]);
+        stage.wait_listening(STACK[0], 80, &process);
+        let server = Server { process, log: stage.path("nginx.log") };
+        let said = stage.run_beside(&["python3", "-c", CLIENT, STACK[0]]);
+        assert_eq!(said, "200 True 1\n".repeat(10));
+        server.stop();
+        stage.stop();
+    }
+}
+
 #[test]
 fn files_by_tls() {
     let Some(()) = needs(&[Need::Openssl]) else { return };
