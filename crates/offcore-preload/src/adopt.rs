@@ -5,8 +5,8 @@ use core::ffi::c_int;
 use offcore_session::message::{Call, NONE, Question};
 
 use crate::environment;
+use crate::kernel_listeners;
 use crate::link;
-use crate::listeners;
 use crate::session::{self, Session};
 use crate::sys;
 use crate::table::{self, Entry, Kind};
@@ -28,7 +28,7 @@ pub(crate) fn adopt(fd: c_int) {
             if let [kernel] = *received.as_slice()
                 && let Ok(kernel) = link::far(kernel)
             {
-                listeners::keep(&session, kernel);
+                kernel_listeners::keep(session.entry, session.slot, kernel);
             }
         }
         received.close();

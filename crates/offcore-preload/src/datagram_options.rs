@@ -181,3 +181,19 @@ pub(crate) fn to_send(session: &Session, to: IpAddr) -> More {
     };
     More { hops, tos, path_mtu: path_mtu as u8, segment: paths as u16, ..More::default() }
 }
+
+/// How [`Kept`](offcore_session::slot::Kept) names an option.
+pub(crate) fn kept_name(level: c_int, name: c_int) -> u32 {
+    ((level as u32 & 0xff) + 1) << 16 | name as u32 & 0xffff
+}
+
+/// Whether a datagram socket may send to all of a network.
+pub(crate) fn may_broadcast(session: &Session) -> bool {
+    let kept = session.slot.kept.get(kept_name(libc::SOL_SOCKET, libc::SO_BROADCAST));
+    kept.is_some_and(|value| value != 0)
+}
+
+/// Remembers that the kernel's socket, whose place it has taken, may.
+pub(crate) fn allow_broadcast(session: &Session) {
+    session.slot.kept.set(kept_name(libc::SOL_SOCKET, libc::SO_BROADCAST), 1);
+}

@@ -220,7 +220,7 @@ fn part<'a>(
 
 /// Whether the stack sends datagrams to an address, as far as that is known here.
 fn may_be_sent_to(session: &Session, to: IpAddr) -> Result<(), Errno> {
-    if matches!(to, IpAddr::V4(to) if to.is_broadcast()) && !crate::options::may_broadcast(session) {
+    if matches!(to, IpAddr::V4(to) if to.is_broadcast()) && !options::may_broadcast(session) {
         return Err(libc::EACCES);
     }
     if to.is_unspecified() || to.is_loopback() { Err(libc::ENETUNREACH) } else { Ok(()) }
@@ -275,7 +275,7 @@ pub(crate) unsafe fn send(
         return Err(libc::EINVAL);
     }
     let mut more = control.more(session, peer.ip());
-    more.broadcast = !v6 && crate::options::may_broadcast(session);
+    more.broadcast = !v6 && options::may_broadcast(session);
     let header = Header { len: len as u16, peer, local, more };
     if how & libc::MSG_MORE != 0 || options::bits(session) & options::bit::CORK != 0 {
         // SAFETY: the caller's promise.

@@ -15,8 +15,8 @@ use crate::address;
 use crate::datagram_options;
 use crate::environment;
 use crate::explain::{self, Goes};
+use crate::kernel_listeners;
 use crate::link;
-use crate::listeners;
 use crate::polled;
 use crate::rules;
 use crate::session::{self, Session};
@@ -163,7 +163,7 @@ impl Options {
         }
         wishes.told.fetch_or(self.told, Ordering::AcqRel);
         if self.broadcasts && session.is_datagrams() {
-            crate::options::allow_broadcast(session);
+            datagram_options::allow_broadcast(session);
         }
         if self.wishes != 0 {
             wishes.options.fetch_or(self.wishes, Ordering::AcqRel);
@@ -342,7 +342,7 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
             explain::say("listen", entry.kind, local, if any { Goes::Both } else { Goes::Stack });
             let kernel = link::far(fd);
             let session = become_session(fd, entry, true, found)?;
-            let _ = kernel.map(|kernel| listeners::keep(&session, kernel));
+            let _ = kernel.map(|kernel| kernel_listeners::keep(session.entry, session.slot, kernel));
             Ok(Decided::Session(session))
         }
         // IP_FREEBIND: the address may become the kernel's later.

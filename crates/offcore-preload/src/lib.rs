@@ -9,7 +9,7 @@
 //! * `stream` and `datagrams`: what is sent and received,
 //! * `session`, `lock`: a session among threads and processes,
 //! * `table`: which descriptors are sessions; `polled`: what epoll sets have of those that are not yet,
-//! * `link`: the process's link to the stack; `listeners`: listeners that move to the next stack.
+//! * `link`: the process's link to the stack; `listeners`: listeners that move to the next stack, with `kernel_listeners`.
 //!
 //! The library runs inside of other people's calls, in signal handlers and after `fork`. So it has no standard library, asks
 //! for no memory on the way of data, has no thread-local state, and makes system calls of its own (`sys`). What is no
@@ -31,6 +31,7 @@ mod datagrams;
 mod decide;
 mod environment;
 mod explain;
+mod kernel_listeners;
 mod link;
 mod listeners;
 mod lock;
@@ -40,6 +41,7 @@ mod real;
 mod report;
 mod rules;
 mod session;
+mod step;
 mod stream;
 mod stream_options;
 mod sys;

@@ -16,12 +16,13 @@ use offcore_session::message::{Answer, Call, Question};
 use offcore_session::{Segments, place::SEGMENT};
 
 use crate::environment;
-use crate::listeners;
+use crate::kernel_listeners;
 use crate::report;
+use crate::step::{Failed, Step};
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, Kind};
-use exchange::{Failed, Received};
-pub(crate) use exchange::{Step, far, receive, rights};
+use exchange::Received;
+pub(crate) use exchange::{far, receive, rights};
 
 /// Segments of an application, at most.
 const MOST: usize = 64;
@@ -150,7 +151,7 @@ pub(crate) fn is_own(fd: c_int) -> bool {
 
 fn own_descriptors() -> impl Iterator<Item = c_int> {
     let linked = [SOCKET.load(Ordering::Relaxed), EVENT.load(Ordering::Relaxed)];
-    linked.into_iter().filter(|fd| *fd >= 0).chain(listeners::own_descriptors())
+    linked.into_iter().filter(|fd| *fd >= 0).chain(kernel_listeners::own_descriptors())
 }
 
 /// The lowest of the library's own descriptors from `first` on.
@@ -164,7 +165,7 @@ pub(crate) fn move_away(fd: c_int) -> bool {
     let _signals = sys::Blocked::new();
     let _lock = Held::new(&own.lock);
     let to = || far(fd);
-    if let Some(moved) = listeners::move_away(fd, to) {
+    if let Some(moved) = kernel_listeners::move_away(fd, to) {
         return moved;
     }
     let Ok(moved) = to() else { return false };
@@ -315,7 +316,7 @@ fn take(own: &Own, socket: c_int, received: Received, inherited: c_int) -> Resul
 
 /// Sessions of a stack that is gone stay sockets whose other end is closed.
 fn forget_sessions() {
-    listeners::forget_names();
+    kernel_listeners::forget_names();
     for (fd, entry) in table::all(table::DESCRIPTORS) {
         if matches!(entry.kind, Kind::Stream | Kind::Datagrams) {
             table::set(fd, Some(Entry { kind: Kind::Dead, ..entry }));

@@ -8,129 +8,21 @@
 //! Processes that share a listener each make their own. A process makes its listeners before it forks, so its children share them.
 
 use core::ffi::c_int;
-use core::ptr;
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-
-use offcore_session::slot::Slot;
+use core::sync::atomic::Ordering;
 
 use crate::decide;
 use crate::environment;
-use crate::link::{self, Step};
+use crate::kernel_listeners;
+use crate::link;
 use crate::polled;
 use crate::report;
 use crate::session::{self, Session, Target};
+use crate::step::Step;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, Kind};
 
-/// Most listeners of an application. The stack has the same limit.
-const MOST: usize = 256;
 /// Milliseconds between two looks for a stack.
 const LOOK: u64 = 200;
-
-/// A listener, and the kernel's socket of it.
-struct Kept {
-    /// Word of the table's entry; 0 for none.
-    entry: AtomicU64,
-    kernel: AtomicI32,
-    slot: AtomicPtr<Slot>,
-}
-
-static KEPT: [Kept; MOST] = [const {
-    Kept { entry: AtomicU64::new(0), kernel: AtomicI32::new(-1), slot: AtomicPtr::new(ptr::null_mut()) }
-}; MOST];
-/// One more than the highest place that has ever been in use.
-static USED: AtomicUsize = AtomicUsize::new(0);
-
-fn all() -> impl Iterator<Item = &'static Kept> {
-    let used = USED.load(Ordering::Acquire);
-    KEPT[..used].iter().filter(|kept| kept.kernel.load(Ordering::Relaxed) >= 0)
-}
-
-fn find(entry: Entry) -> Option<&'static Kept> {
-    all().find(|kept| kept.entry.load(Ordering::Relaxed) == entry.to_word())
-}
-
-/// Keeps the kernel's socket of a new listener.
-pub(crate) fn keep(session: &Session, kernel: c_int) {
-    // A listener may be adopted at two descriptors.
-    if find(session.entry).is_some() {
-        let _ = sys::close(kernel);
-        return;
-    }
-    let place = KEPT.iter().position(|kept| {
-        kept.kernel.compare_exchange(-1, kernel, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    });
-    let Some(place) = place else {
-        let _ = sys::close(kernel);
-        return;
-    };
-    KEPT[place].know(session);
-    USED.fetch_max(place + 1, Ordering::AcqRel);
-}
-
-impl Kept {
-    /// Gives all descriptors of a listener of a dead stack another entry, and returns it.
-    fn rename(&self) -> Option<Entry> {
-        static NEXT: AtomicU32 = AtomicU32::new(1);
-        let entry = Entry::from_word(self.entry.load(Ordering::Relaxed))?;
-        if entry.kind == Kind::Dead {
-            return Some(entry);
-        }
-        let new = Entry { kind: Kind::Dead, place: NEXT.fetch_add(1, Ordering::Relaxed), ..entry };
-        self.entry.store(new.to_word(), Ordering::Release);
-        for (fd, _) in table::all(table::DESCRIPTORS).filter(|(_, other)| *other == entry) {
-            table::set(fd, Some(new));
-        }
-        Some(new)
-    }
-
-    fn know(&self, session: &Session) {
-        self.slot.store(ptr::from_ref(session.slot).cast_mut(), Ordering::Relaxed);
-        self.entry.store(session.entry.to_word(), Ordering::Release);
-    }
-}
-
-/// Whether an entry is a listener whose kernel socket is kept. Its epoll registrations are kept, too.
-pub(crate) fn is_kept(entry: Entry) -> bool {
-    find(entry).is_some()
-}
-
-/// Closes the kernel's socket after the listener's last descriptor was closed.
-pub(crate) fn closed(entry: Entry) {
-    if let Some(kept) = find(entry)
-        && !table::all(table::DESCRIPTORS).any(|(_, other)| other == entry)
-    {
-        kept.entry.store(0, Ordering::Relaxed);
-        let _ = sys::close(kept.kernel.swap(-1, Ordering::AcqRel));
-    }
-}
-
-/// Shuts the kernel's socket of a listener down.
-pub(crate) fn shut_down(entry: Entry) {
-    if let Some(kept) = find(entry) {
-        let _ = sys::shutdown(kept.kernel.load(Ordering::Relaxed), libc::SHUT_RD);
-    }
-}
-
-/// The library's own descriptors here.
-pub(crate) fn own_descriptors() -> impl Iterator<Item = c_int> {
-    all().map(|kept| kept.kernel.load(Ordering::Relaxed))
-}
-
-/// Moves a kept socket away from a number that the program wants. `None`: no kept socket has that number.
-pub(crate) fn move_away(fd: c_int, to: impl FnOnce() -> Result<c_int, Errno>) -> Option<bool> {
-    let kept = all().find(|kept| kept.kernel.load(Ordering::Relaxed) == fd)?;
-    Some(to().is_ok_and(|moved| {
-        kept.kernel.compare_exchange(fd, moved, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }))
-}
-
-/// Renames all listeners. Another stack may give its sessions the same names.
-pub(crate) fn forget_names() {
-    for kept in all() {
-        let _ = kept.rename();
-    }
-}
 
 /// The result of an attempt.
 enum Made {
@@ -169,13 +61,13 @@ fn exit_on_loss() {
 
 /// Makes the listeners of a dead stack again before a fork.
 pub(crate) fn before_fork() {
-    if all().next().is_none() || link::is_alive() {
+    if kernel_listeners::all().next().is_none() || link::is_alive() {
         return;
     }
     exit_on_loss();
-    for kept in all() {
-        let entry = Entry::from_word(kept.entry.load(Ordering::Relaxed));
-        let fd = entry.and_then(|entry| table::all(table::DESCRIPTORS).find(|(_, other)| *other == entry));
+    for kept in kernel_listeners::all() {
+        let fd =
+            kept.entry().and_then(|entry| table::all(table::DESCRIPTORS).find(|(_, other)| *other == entry));
         if let Some((fd, _)) = fd
             && !matches!(make(fd), Ok(Made::There))
         {
@@ -197,7 +89,7 @@ fn make(fd: c_int) -> Result<Made, Errno> {
         // Another thread has done it.
         return Ok(Made::There);
     }
-    let Some(kept) = find(entry) else {
+    let Some(kept) = kernel_listeners::find(entry) else {
         report::no_listener();
         sys::nap(20);
         return Err(libc::EMFILE);
@@ -213,11 +105,10 @@ fn make(fd: c_int) -> Result<Made, Errno> {
         Ok((found, end)) => {
             let session =
                 replace(fd, entry, end, Entry::session(Kind::Stream, entry.v6, found)).ok_or(libc::EIO)?;
-            // SAFETY: a slot of the old stack's, whose memory stays mapped.
-            if let Some(old) = unsafe { kept.slot.load(Ordering::Relaxed).as_ref() } {
+            if let Some(old) = kept.slot() {
                 decide::inherit(&session, old);
             }
-            kept.know(&session);
+            kept.know(session.entry, session.slot);
             Ok(Made::There)
         }
         Err(error @ (libc::EADDRINUSE | libc::EADDRNOTAVAIL | libc::EACCES | libc::EOPNOTSUPP)) => {

@@ -13,7 +13,7 @@ use libc::socklen_t;
 use offcore_session::message::{Call, Question};
 use offcore_session::slot::{number, state, wish};
 
-use crate::datagram_options;
+use crate::datagram_options::{self, kept_name};
 use crate::datagrams;
 use crate::link;
 use crate::real;
@@ -64,28 +64,6 @@ unsafe fn give<T: Copy>(value: T, to: *mut c_void, len: *mut socklen_t) -> Resul
         *len = room as socklen_t;
     }
     Ok(())
-}
-
-/// How [`Kept`](offcore_session::slot::Kept) names an option.
-fn kept_name(level: c_int, name: c_int) -> u32 {
-    ((level as u32 & 0xff) + 1) << 16 | name as u32 & 0xffff
-}
-
-/// Whether the urgent byte is read as any other (`SO_OOBINLINE`).
-pub(crate) fn is_inline(session: &Session) -> bool {
-    let inline = stream_options::get(&session.slot.kept, libc::SOL_SOCKET, libc::SO_OOBINLINE);
-    inline.is_some_and(|on| on != 0)
-}
-
-/// Whether a datagram socket may send to all of a network.
-pub(crate) fn may_broadcast(session: &Session) -> bool {
-    let kept = session.slot.kept.get(kept_name(libc::SOL_SOCKET, libc::SO_BROADCAST));
-    kept.is_some_and(|value| value != 0)
-}
-
-/// Remembers that the kernel's socket, whose place it has taken, may.
-pub(crate) fn allow_broadcast(session: &Session) {
-    session.slot.kept.set(kept_name(libc::SOL_SOCKET, libc::SO_BROADCAST), 1);
 }
 
 /// Seconds that a close lingers, and one more; 0 if it does not.

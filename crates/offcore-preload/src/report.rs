@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use offcore_session::message::VERSION;
 
 use crate::environment;
-use crate::link::Step;
+use crate::step::Step;
 use crate::sys::{self, Errno};
 
 /// A number in decimal digits.

@@ -9,8 +9,8 @@ use offcore_session::{Place, Segments, app};
 
 use crate::link::{self, Mapped};
 use crate::lock::Held;
-use crate::options;
 use crate::real;
+use crate::stream_options;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, GENERATION, Kind};
 
@@ -195,13 +195,19 @@ impl Session {
     pub(crate) fn reader(&self) -> Result<app::Reader<Mapped>, Errno> {
         let mut reader = app::Reader::new(Mapped, self.place).ok_or(libc::EIO)?;
         if self.slot.urgent().is_some() && !self.is_datagrams() {
-            reader.heed_urgent(options::is_inline(self));
+            reader.heed_urgent(self.is_inline());
         }
         let there: usize = reader.spans().map(|span| span.len()).sum();
         if there < reader.available() {
             link::map_all();
         }
         Ok(reader)
+    }
+
+    /// Whether the urgent byte is read as any other (`SO_OOBINLINE`).
+    fn is_inline(&self) -> bool {
+        let inline = stream_options::get(&self.slot.kept, libc::SOL_SOCKET, libc::SO_OOBINLINE);
+        inline.is_some_and(|on| on != 0)
     }
 
     /// Whether the next byte to be read is the urgent one (`SIOCATMARK`).

@@ -4,9 +4,11 @@
 //! sequence numbers are what they look like on the wire, and only headers have them.
 mod addr;
 mod ahead;
+mod announce;
 mod apps;
 mod arenas;
 mod arp;
+mod call_error;
 mod calls;
 mod complaints;
 mod config;
@@ -61,7 +63,7 @@ mod udp;
 mod wheel;
 
 pub use addr::{AppId, ConnId, FlowKey, overlap};
-pub use calls::CallError;
+pub use call_error::CallError;
 pub use config::{Buffers, Config};
 pub use cookie::CookieCounts;
 pub use counts::StackCounts;

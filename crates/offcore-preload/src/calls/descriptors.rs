@@ -2,8 +2,8 @@
 
 use core::ffi::{c_int, c_uint};
 
+use crate::kernel_listeners;
 use crate::link;
-use crate::listeners;
 use crate::polled;
 use crate::real;
 use crate::sys;
@@ -39,10 +39,10 @@ unsafe extern "C" fn __close(fd: c_int) -> c_int {
 /// A descriptor is about to be closed.
 pub(super) fn gone(fd: c_int, entry: Entry) {
     table::set(fd, None);
-    if matches!(entry.kind, Kind::OpenStream | Kind::OpenDatagrams) || listeners::is_kept(entry) {
+    if matches!(entry.kind, Kind::OpenStream | Kind::OpenDatagrams) || kernel_listeners::is_kept(entry) {
         polled::forget(fd);
     }
-    listeners::closed(entry);
+    kernel_listeners::closed(entry);
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]

@@ -4,7 +4,7 @@ use core::ffi::c_int;
 
 use libc::epoll_event;
 
-use crate::listeners;
+use crate::kernel_listeners;
 use crate::polled;
 use crate::real;
 use crate::sys;
@@ -19,7 +19,7 @@ pub(super) unsafe extern "C" fn epoll_ctl(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { real::epoll_ctl(epoll, operation, fd, event) };
-    let known = table::get(fd).is_some_and(|entry| entry.is_open() || listeners::is_kept(entry));
+    let known = table::get(fd).is_some_and(|entry| entry.is_open() || kernel_listeners::is_kept(entry));
     if result == 0 && known {
         // SAFETY: the caller's promise: null, or an event.
         let event = unsafe { event.as_ref() }.copied();

@@ -8,7 +8,7 @@ use offcore_session::slot::{state, wish};
 
 use crate::address::{self, End};
 use crate::decide;
-use crate::listeners;
+use crate::kernel_listeners;
 use crate::options;
 use crate::real;
 use crate::session::{self, Session, Target};
@@ -46,7 +46,7 @@ fn end(session: &Session, how: c_int) -> Result<usize, Errno> {
     session.slot.wishes.options.fetch_or(bits, Ordering::AcqRel);
     session.mark();
     if read {
-        listeners::shut_down(session.entry);
+        kernel_listeners::shut_down(session.entry);
     }
     // What `poll` shows of it is the kernel's to say.
     let _ = sys::shutdown(session.fd, how);

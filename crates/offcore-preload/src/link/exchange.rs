@@ -9,6 +9,7 @@ use offcore_session::message::{Answer, Call, Hello, MOST_DESCRIPTORS, NONE, Ques
 
 use crate::environment;
 use crate::report;
+use crate::step::{Failed, Step};
 use crate::sys::{self, Errno};
 
 /// Room for the longest message.
@@ -25,45 +26,6 @@ const ANSWERED: libc::time_t = 15;
 const BUSY: u64 = 30_000;
 const SHORTEST: u64 = 10;
 const LONGEST_NAP: u64 = 160;
-
-/// A step of linking a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// Making a page that is zeros in a forked child.
-    Page,
-    /// Making a Unix socket.
-    Socket,
-    /// Connecting it to the stack's path.
-    Connect,
-    /// Sending and receiving messages with descriptors.
-    Message,
-    /// Being admitted by the stack.
-    Welcome,
-}
-
-impl Step {
-    pub(super) fn failed(self, error: Errno) -> Failed {
-        Failed { step: self, error }
-    }
-}
-
-/// Why a process is not linked.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Failed {
-    pub(super) step: Step,
-    pub(super) error: Errno,
-}
-
-impl Failed {
-    /// Whether the stack is busy with other programs.
-    fn is_busy(self) -> bool {
-        match self.step {
-            Step::Message => matches!(self.error, libc::ECONNRESET | libc::EPIPE),
-            Step::Welcome => self.error == libc::EAGAIN,
-            _ => false,
-        }
-    }
-}
 
 /// Repeats an attempt while the stack is busy with other programs.
 fn patiently<T>(mut attempt: impl FnMut() -> Result<T, Failed>) -> Result<T, Failed> {

@@ -1,80 +1,19 @@
 //! ARP (RFC 826), and conflicts of IPv4 addresses (RFC 5227).
-//!
-//! An address is probed before it is used. RFC 5227 spreads its probes over 4 to 7 s, for links with seconds of delay. Here they
-//! take 120 ms: a kernel does not probe, and a server that starts should answer as soon.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
-use offcore_wire::{Arp, ArpOperation, EtherType, MacAddr, arp, ethernet};
+use offcore_wire::{Arp, ArpOperation, ethernet};
 
+use super::announce::{About, arp_packet};
 use super::iface::{OwnAddress, Standing};
 use super::neighbour::Said;
 use super::net::Net;
-use super::packet::{Control, DropReason, Event, Out, Verdict};
+use super::packet::{DropReason, Event, Out, Verdict};
 
-/// Probes of an address (PROBE_NUM), and the time after each.
-const PROBES: u8 = 3;
-const PROBE_INTERVAL: u64 = 40_000;
-/// Announcements of an address (ANNOUNCE_NUM), and the time between them (ANNOUNCE_INTERVAL).
-const ANNOUNCEMENTS: u8 = 2;
-const ANNOUNCE_INTERVAL: u64 = 2_000_000;
 /// The least time between two defences of an address (2.4: DEFEND_INTERVAL).
 const DEFEND: u64 = 10_000_000;
 /// Time until an address in conflict is probed again (RATE_LIMIT_INTERVAL).
 const RETRY: u64 = 60_000_000;
-
-pub(super) const BROADCAST: MacAddr = MacAddr([0xff; 6]);
-
-/// A probe or an announcement of an own address.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct About {
-    address: Ipv4Addr,
-    /// The address as the sender's: a probe has none, so that no cache learns from it.
-    sender: Ipv4Addr,
-}
-
-impl About {
-    pub(super) fn packet(self, iface: u8, mac: MacAddr) -> Control {
-        let message = Arp {
-            operation: ArpOperation::Request,
-            sender_mac: mac,
-            sender_ip: self.sender,
-            target_mac: MacAddr([0; 6]),
-            target_ip: self.address,
-        };
-        arp_packet(iface, BROADCAST, &message)
-    }
-}
-
-impl OwnAddress {
-    /// Makes the address preferred, and announces an IPv4 address.
-    pub(super) fn claim(&mut self, now: u64) {
-        self.standing = Standing::Preferred;
-        if self.prefix.address.is_ipv4() {
-            (self.left, self.next) = (ANNOUNCEMENTS, Some(now));
-        }
-    }
-
-    fn probe(&mut self, now: u64) {
-        self.standing = Standing::Tentative { until: now + u64::from(PROBES) * PROBE_INTERVAL };
-        (self.left, self.next) = (PROBES, Some(now));
-    }
-
-    /// The probe or the announcement that is due now.
-    pub(super) fn next_message(&mut self, now: u64) -> Option<About> {
-        let IpAddr::V4(address) = self.prefix.address else { return None };
-        if self.standing == Standing::Duplicated {
-            self.probe(now);
-        }
-        let (sender, interval) = match self.standing {
-            Standing::Preferred => (address, ANNOUNCE_INTERVAL),
-            _ => (Ipv4Addr::UNSPECIFIED, PROBE_INTERVAL),
-        };
-        self.left = self.left.saturating_sub(1);
-        self.next = (self.left > 0).then_some(now + interval);
-        Some(About { address, sender })
-    }
-}
 
 impl Net {
     /// Probes the IPv4 addresses of an interface before they are used.
@@ -148,13 +87,4 @@ impl Net {
         out.events.push(Event::AddressConflict { iface: number, address: claimed });
         true
     }
-}
-
-pub(super) fn arp_packet(iface: u8, to: MacAddr, message: &Arp) -> Control {
-    Control::new(iface, |bytes| {
-        let (link, rest) = bytes.split_first_chunk_mut().expect("the buffer has room for all headers");
-        ethernet::write_header(link, to, message.sender_mac, EtherType::ARP);
-        message.write(rest.first_chunk_mut().expect("the buffer has room for all headers"));
-        ethernet::HEADER_LEN + arp::LEN
-    })
 }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use super::addr::{AppId, ConnId, FlowKey};
+use super::call_error::CallError;
 use super::config::Buffers;
 use super::flows::{Entry, key_of};
 use super::handshake::SYN_RETRIES;
@@ -16,33 +17,6 @@ use super::send::Sender;
 use super::stack::Stack;
 use super::steering::{Owner, Share};
 use super::tcb::{Asking, CLOSED_WINDOW, FIN_TIMEOUT, ORPHAN_RATE, RESET_CHECK, RESET_TIMEOUT, State, Tcb};
-
-/// Why a call was refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
-pub enum CallError {
-    /// no route to the address
-    NoRoute,
-    /// whether our own address is somebody else's, too, is not known yet
-    Tentative,
-    /// the address is not one of this stack's
-    NotOurs,
-    /// the address and port are in use
-    InUse,
-    /// every port that could be chosen is in use
-    NoPort,
-    /// there are as many connections as may be
-    TooMany,
-    /// another worker receives what comes for these addresses and ports
-    Elsewhere,
-    /// the connection is gone
-    Gone,
-    /// there is no such application, or it is gone
-    NoApp,
-    /// the connection's stream has been ended, or is not open yet
-    NotOpen,
-    /// an index of the application's end means nothing
-    Misuse,
-}
 
 impl Stack {
     /// Takes connections to `port`, at one address of ours or at all (0.0.0.0: those of IPv4, `::`: those of IPv6); the

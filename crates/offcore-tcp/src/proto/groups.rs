@@ -13,7 +13,7 @@ use offcore_wire::igmp::{self, Record};
 use offcore_wire::{EtherType, Igmp, ListenerQuery};
 use offcore_wire::{IpProtocol, Ipv4Header, MacAddr, ethernet, ipv4, ipv6};
 
-use super::calls::CallError;
+use super::call_error::CallError;
 use super::ip::{ETHERNET, Envelope};
 use super::packet::{Control, Out};
 

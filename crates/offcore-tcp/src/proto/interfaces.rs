@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::calls::CallError;
+use super::call_error::CallError;
 use super::packet::DropReason;
 use super::stack::Stack;
 

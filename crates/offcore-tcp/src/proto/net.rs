@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use offcore_wire::{Arp, ArpOperation, IpProtocol, MacAddr, NeighborAdvert, NeighborSolicit, ipv6};
 
-use super::arp::{BROADCAST, arp_packet};
-use super::calls::CallError;
+use super::announce::{BROADCAST, arp_packet};
+use super::call_error::CallError;
 use super::groups::Query;
 use super::iface::{Iface, IfaceConfig, Standing, Way, is_link_local, may_have_way, way};
 use super::ip::{Envelope, IpHeaders};

@@ -6,7 +6,7 @@ use offcore_session::datagram::PathMtu;
 use offcore_wire::{IpProtocol, icmpv4, icmpv6};
 
 use super::addr::ConnId;
-use super::calls::CallError;
+use super::call_error::CallError;
 use super::packet::{Cause, Event, Out};
 use super::quoted::Quoted;
 use super::sockets::{Peer, Socket};

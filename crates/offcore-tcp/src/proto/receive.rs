@@ -1,8 +1,12 @@
 //! The receiving half of a connection: what is expected, what has come, and what has to be acknowledged.
 
+mod growth;
+
 use std::ops::Range;
 
 use offcore_wire::Timestamps;
+
+use growth::Round;
 
 use super::packet::DropReason;
 use super::reassembly::Reassembly;
@@ -67,18 +71,6 @@ pub(crate) struct Receiver {
     urgent: u64,
     /// Congestion was experienced; echoed until the peer has reduced its window (RFC 3168, 6.1.3).
     pub echo_congestion: bool,
-}
-
-/// A measure of round trips. The window grows by it.
-#[derive(Debug, Default)]
-struct Round {
-    /// Start of the present round, and the position up to which the application had read then.
-    began: u64,
-    from: u64,
-    /// Largest number of bytes that were read in one round.
-    most: u64,
-    /// Microseconds of a round, as measured; 0 before the first sample.
-    rtt: u64,
 }
 
 impl Receiver {
@@ -339,32 +331,6 @@ impl Receiver {
         }
     }
 
-    /// Takes a round trip in microseconds: the time until an echoed timestamp came with data.
-    #[inline]
-    pub(crate) fn measure(&mut self, sample: u64) {
-        let rtt = self.round.rtt;
-        self.round.rtt = if rtt == 0 { sample } else { rtt - rtt / 8 + sample / 8 };
-    }
-
-    /// The window grows to twice the bytes that the application reads in a round trip, and to four times while they grow: a sender
-    /// in slow start doubles them in each round (Fisk and Feng, Dynamic Right-Sizing in TCP; Linux's `tcp_rcv_space_adjust`).
-    /// `limit` bounds the window. Without timestamps a round trip takes `rtt`.
-    pub(crate) fn adapt(&mut self, now: u64, rtt: u64, limit: impl FnOnce() -> u32) {
-        let Round { began, from, most, rtt: measured } = self.round;
-        let rtt = if measured > 0 { measured } else { rtt };
-        if now - began < rtt || rtt == 0 {
-            return;
-        }
-        let read = self.consumed - from;
-        self.round = Round { began: now, from: self.consumed, most: most.max(read), rtt: measured };
-        let growth = (4 * read * read.saturating_sub(most)).checked_div(most).unwrap_or(2 * read);
-        let wanted = 2 * read + growth.min(2 * read);
-        // Without window scaling there is no more than there was.
-        if wanted > u64::from(self.promise) && self.scale > 0 {
-            self.promise = self.promise.max(limit().min(u32::try_from(wanted).unwrap_or(u32::MAX)));
-        }
-    }
-
     /// Sets the bytes that the application may leave unread. The right edge of the window does not retreat.
     pub(crate) fn set_promise(&mut self, promise: u32) {
         // The field has 16 bits.
@@ -579,34 +545,5 @@ mod tests {
         assert_eq!(receiver.recent(), Some(1000), "not the one that covers the last acknowledged byte");
         receiver.take_timestamp(1, Some(0), at(2000));
         assert_eq!(receiver.recent(), Some(2000));
-    }
-
-    /// The window after rounds of 100 ms with these numbers of bytes.
-    fn window_after(rounds: &[u64]) -> u32 {
-        let mut receiver = Receiver::new(999, 65_536, 8);
-        let mut now = 1;
-        for bytes in rounds {
-            let end = receiver.next + bytes;
-            receiver.announced = end;
-            receiver.text(now, receiver.next..end, false, |_| true).unwrap();
-            now += 100_000;
-            receiver.measure(100_000);
-            receiver.consumed(end);
-            receiver.adapt(now, 1000, || u32::MAX);
-        }
-        receiver.promise
-    }
-
-    #[test]
-    fn a_sender_in_slow_start_has_four_times_its_last_round() {
-        assert_eq!(window_after(&[50_000, 100_000, 200_000]), 800_000);
-        assert_eq!(
-            window_after(&[50_000, 100_000, 200_000, 200_000, 200_000]),
-            800_000,
-            "it does not shrink"
-        );
-        assert_eq!(window_after(&[400_000]), 1_600_000, "the first round may be the beginning");
-        // Steady reading asks for twice as much; a handshake of 1 ms is no round trip.
-        assert_eq!(window_after(&[20_000, 20_000, 22_000]), 4 * 20_000);
     }
 }

@@ -3,7 +3,7 @@
 use offcore_wire::{IpProtocol, Sum};
 
 use super::addr::{ConnId, FlowKey};
-use super::calls::CallError;
+use super::call_error::CallError;
 use super::ip::Envelope;
 use super::options::ConnOptions;
 use super::output::{self, Fields, TxChecksum};

@@ -11,7 +11,7 @@ use offcore_wire::{IpProtocol, MacAddr, Sum, UdpHeader, udp};
 
 use super::addr::{AppId, ConnId, FlowKey};
 use super::ahead::Ahead;
-use super::calls::CallError;
+use super::call_error::CallError;
 use super::config::Buffers;
 use super::ip::{self, Envelope, IpHeaders};
 use super::packet::{

@@ -1,0 +1,132 @@
+//! The kernel's sockets of the stack's listeners.
+//!
+//! Each holds a listener's address, options and backlog, so that the listener can move to the next stack.
+
+use core::ffi::c_int;
+use core::ptr;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use offcore_session::slot::Slot;
+
+use crate::sys::{self, Errno};
+use crate::table::{self, Entry, Kind};
+
+/// Most listeners of an application. The stack has the same limit.
+const MOST: usize = 256;
+
+/// A listener, and the kernel's socket of it.
+pub(crate) struct Kept {
+    /// Word of the table's entry; 0 for none.
+    entry: AtomicU64,
+    pub(crate) kernel: AtomicI32,
+    slot: AtomicPtr<Slot>,
+}
+
+static KEPT: [Kept; MOST] = [const {
+    Kept { entry: AtomicU64::new(0), kernel: AtomicI32::new(-1), slot: AtomicPtr::new(ptr::null_mut()) }
+}; MOST];
+/// One more than the highest place that has ever been in use.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+pub(crate) fn all() -> impl Iterator<Item = &'static Kept> {
+    let used = USED.load(Ordering::Acquire);
+    KEPT[..used].iter().filter(|kept| kept.kernel.load(Ordering::Relaxed) >= 0)
+}
+
+pub(crate) fn find(entry: Entry) -> Option<&'static Kept> {
+    all().find(|kept| kept.entry.load(Ordering::Relaxed) == entry.to_word())
+}
+
+/// Keeps the kernel's socket of a new listener.
+pub(crate) fn keep(entry: Entry, slot: &'static Slot, kernel: c_int) {
+    // A listener may be adopted at two descriptors.
+    if find(entry).is_some() {
+        let _ = sys::close(kernel);
+        return;
+    }
+    let place = KEPT.iter().position(|kept| {
+        kept.kernel.compare_exchange(-1, kernel, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    });
+    let Some(place) = place else {
+        let _ = sys::close(kernel);
+        return;
+    };
+    KEPT[place].know(entry, slot);
+    USED.fetch_max(place + 1, Ordering::AcqRel);
+}
+
+impl Kept {
+    /// Gives all descriptors of a listener of a dead stack another entry, and returns it.
+    pub(crate) fn rename(&self) -> Option<Entry> {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let entry = self.entry()?;
+        if entry.kind == Kind::Dead {
+            return Some(entry);
+        }
+        let new = Entry { kind: Kind::Dead, place: NEXT.fetch_add(1, Ordering::Relaxed), ..entry };
+        self.entry.store(new.to_word(), Ordering::Release);
+        for (fd, _) in table::all(table::DESCRIPTORS).filter(|(_, other)| *other == entry) {
+            table::set(fd, Some(new));
+        }
+        Some(new)
+    }
+
+    /// Stores the listener's name and slot.
+    pub(crate) fn know(&self, entry: Entry, slot: &'static Slot) {
+        self.slot.store(ptr::from_ref(slot).cast_mut(), Ordering::Relaxed);
+        self.entry.store(entry.to_word(), Ordering::Release);
+    }
+
+    /// The listener's name.
+    pub(crate) fn entry(&self) -> Option<Entry> {
+        Entry::from_word(self.entry.load(Ordering::Relaxed))
+    }
+
+    /// The listener's slot, which stays mapped when its stack dies.
+    pub(crate) fn slot(&self) -> Option<&'static Slot> {
+        // SAFETY: null, or a slot that `know` was given, whose memory stays mapped.
+        unsafe { self.slot.load(Ordering::Relaxed).as_ref() }
+    }
+}
+
+/// Whether an entry is a listener whose kernel socket is kept. Its epoll registrations are kept, too.
+pub(crate) fn is_kept(entry: Entry) -> bool {
+    find(entry).is_some()
+}
+
+/// Closes the kernel's socket after the listener's last descriptor was closed.
+pub(crate) fn closed(entry: Entry) {
+    if let Some(kept) = find(entry)
+        && !table::all(table::DESCRIPTORS).any(|(_, other)| other == entry)
+    {
+        kept.entry.store(0, Ordering::Relaxed);
+        let _ = sys::close(kept.kernel.swap(-1, Ordering::AcqRel));
+    }
+}
+
+/// Shuts the kernel's socket of a listener down.
+pub(crate) fn shut_down(entry: Entry) {
+    if let Some(kept) = find(entry) {
+        let _ = sys::shutdown(kept.kernel.load(Ordering::Relaxed), libc::SHUT_RD);
+    }
+}
+
+/// The library's own descriptors here.
+pub(crate) fn own_descriptors() -> impl Iterator<Item = c_int> {
+    all().map(|kept| kept.kernel.load(Ordering::Relaxed))
+}
+
+/// Moves a kept socket away from a number that the program wants. `None`: no kept socket has that number.
+pub(crate) fn move_away(fd: c_int, to: impl FnOnce() -> Result<c_int, Errno>) -> Option<bool> {
+    let kept = all().find(|kept| kept.kernel.load(Ordering::Relaxed) == fd)?;
+    Some(to().is_ok_and(|moved| {
+        kept.kernel.compare_exchange(fd, moved, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }))
+}
+
+/// Renames all listeners. Another stack may give its sessions the same names.
+pub(crate) fn forget_names() {
+    for kept in all() {
+        let _ = kept.rename();
+    }
+}

@@ -1,0 +1,42 @@
+//! The steps of linking a process to the stack, and how each fails.
+
+use crate::sys::Errno;
+
+/// A step of linking a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Making a page that is zeros in a forked child.
+    Page,
+    /// Making a Unix socket.
+    Socket,
+    /// Connecting it to the stack's path.
+    Connect,
+    /// Sending and receiving messages with descriptors.
+    Message,
+    /// Being admitted by the stack.
+    Welcome,
+}
+
+impl Step {
+    pub(crate) fn failed(self, error: Errno) -> Failed {
+        Failed { step: self, error }
+    }
+}
+
+/// Why a process is not linked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failed {
+    pub(crate) step: Step,
+    pub(crate) error: Errno,
+}
+
+impl Failed {
+    /// Whether the stack is busy with other programs.
+    pub(crate) fn is_busy(self) -> bool {
+        match self.step {
+            Step::Message => matches!(self.error, libc::ECONNRESET | libc::EPIPE),
+            Step::Welcome => self.error == libc::EAGAIN,
+            _ => false,
+        }
+    }
+}

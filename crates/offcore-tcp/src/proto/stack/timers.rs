@@ -1,0 +1,133 @@
+//! Timers of connections, and the time of the next one.
+
+use offcore_wire::TcpFlags;
+
+use super::Stack;
+use crate::proto::addr::ConnId;
+use crate::proto::flows::Entry;
+use crate::proto::keepalive::Silence;
+use crate::proto::packet::{Cause, Out};
+use crate::proto::receive::AckNeed;
+use crate::proto::send::Due;
+use crate::proto::tcb::{RESET_CHECK, State};
+
+/// Timers that go off in one call, at most.
+const EXPIRIES: usize = 64;
+/// Timeouts in a row after which a peer is given up: about 15 minutes, as Linux.
+const TIMEOUTS: u8 = 15;
+/// Timeouts in a row after which long segments are suspected, not the peer (as Linux).
+const SUSPICIOUS: u8 = 3;
+
+impl Stack {
+    /// Does what is due by `now`; returns when something is due next.
+    pub fn timers(&mut self, now: u64, out: &mut Out) {
+        let mut due = arrayvec::ArrayVec::<u32, EXPIRIES>::new();
+        self.wheel.expire(now, EXPIRIES, |index| due.push(index));
+        // By reference: moving the list costs more than what is in it, which is mostly nothing.
+        for &index in &due {
+            self.conn_timer(now, index, out);
+        }
+        due.clear();
+        self.half_wheel.expire(now, EXPIRIES, |index| due.push(index));
+        for &index in &due {
+            self.half_timer(now, index, out);
+        }
+        self.look_after_memory(now, out);
+        let flows = &mut self.flows;
+        self.time_wait.expire(now, EXPIRIES, |index, key| flows.leave(key, Entry::TimeWait(index)));
+        self.flows.round();
+        self.net.timers(now, out, |_| ());
+        self.settle(now, out);
+    }
+
+    /// When something is due next, as it is known now: what is planned, sealed or written later may be due earlier.
+    pub fn deadline(&self, now: u64) -> Option<u64> {
+        let deadlines = [
+            self.wheel.next_deadline(),
+            self.half_wheel.next_deadline(),
+            self.time_wait.next_deadline(now),
+            self.net.deadline(),
+            self.arenas.deadline(now),
+            self.udp.deadline(),
+        ];
+        deadlines.into_iter().flatten().min()
+    }
+
+    fn conn_timer(&mut self, now: u64, index: u32, out: &mut Out) {
+        let Some((id, conn)) = self.conns.at(index) else { return };
+        let tcb = &mut conn.tcb;
+        if tcb.asking.is_some_and(|asking| asking.due <= now) {
+            return self.ask_again(now, id, out);
+        }
+        if tcb.give_up.is_some_and(|due| due <= now) {
+            if tcb.resets && tcb.sender.may_send() && now < tcb.ends_by {
+                tcb.give_up = Some(now + RESET_CHECK);
+                return self.touch(id);
+            }
+            if tcb.orphan && !tcb.resets && tcb.sender.is_held_up() && now < tcb.ends_by {
+                tcb.go_on_ending(now);
+                return self.touch(id);
+            }
+            let cause = if tcb.resets { Cause::Aborted } else { Cause::TimedOut };
+            if tcb.resets || tcb.state != State::FinWait2 {
+                self.net.abort(now, tcb, out);
+            }
+            return self.over(id, cause, out);
+        }
+        if tcb.trim.is_some_and(|due| due <= now) && tcb.deadline() == tcb.trim {
+            tcb.trim = None;
+            conn.trim(now, &mut self.arenas[conn.app], &self.config);
+            if let Some(deadline) = conn.tcb.deadline() {
+                self.wheel.set(index, deadline);
+            }
+            return;
+        }
+        if matches!(tcb.receiver.need(), AckNeed::By(due) if due <= now) {
+            tcb.receiver.ack_now();
+        }
+        if tcb.sender.over_at(tcb.user_timeout) <= now {
+            return self.over(id, Cause::TimedOut, out);
+        }
+        if tcb.sender.deadline().is_some_and(|due| due <= now) {
+            match tcb.sender.timer(now) {
+                Due::Nothing | Due::Plan => {}
+                Due::Send(next) => conn.plan(id, next, out),
+                Due::AskForWindow => {
+                    let seq = tcb.sender.probe_seq();
+                    self.net.bare(now, tcb, seq, TcpFlags::ACK, out);
+                }
+            }
+            if conn.tcb.sender.timeouts() > TIMEOUTS {
+                return self.over(id, Cause::TimedOut, out);
+            }
+            let timeouts = conn.tcb.sender.timeouts();
+            if timeouts > 0 {
+                self.believe_path(now, id);
+            }
+            if timeouts >= SUSPICIOUS {
+                self.avoid_black_hole(now, id);
+            }
+        }
+        self.keep_alive(now, id, out);
+        self.touch(id);
+    }
+
+    /// A silent peer is asked, or given up, when it is time.
+    fn keep_alive(&mut self, now: u64, id: ConnId, out: &mut Out) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let tcb = &mut conn.tcb;
+        let idle = tcb.sender.is_idle() && tcb.is_synchronized();
+        let Some(keeping) = tcb.keeping.as_mut().filter(|keeping| keeping.due <= now) else { return };
+        match keeping.expire(now, tcb.heard, idle, tcb.user_timeout) {
+            Silence::Wait => {}
+            Silence::Ask => {
+                let seq = tcb.sender.probe_seq();
+                self.net.bare(now, tcb, seq, TcpFlags::ACK, out);
+            }
+            Silence::GiveUp => {
+                self.net.abort(now, tcb, out);
+                self.over(id, Cause::TimedOut, out);
+            }
+        }
+    }
+}
