@@ -314,9 +314,9 @@ unsafe fn write(given: *const *const c_char, to: *mut *mut c_char, preload: *mut
 /// There is room for them and a null at `to`.
 unsafe fn join(mut to: *mut u8, parts: &[&[u8]]) {
     for part in parts.iter().copied().chain([&b"\0"[..]]) {
-        // copy-ok: a variable
         // SAFETY: the caller's promise.
         unsafe {
+            // copy-ok: a variable
             ptr::copy_nonoverlapping(part.as_ptr(), to, part.len());
             to = to.add(part.len());
         }

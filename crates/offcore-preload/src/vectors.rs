@@ -95,7 +95,7 @@ impl<'a> Buffers<'a> {
     ///
     /// # Safety
     /// The buffers are the program's to be read, and `to` has room for them.
-    pub(crate) unsafe fn copy_to(self, to: *mut u8) {
+    pub(crate) unsafe fn gather(self, to: *mut u8) {
         let mut to = to;
         for (from, len) in self.from(0) {
             // SAFETY: the caller's promise; they do not overlap.

@@ -346,7 +346,8 @@ impl<M: Segments> Drop for Writer<M> {
     }
 }
 
-#[cfg(all(test, feature = "stack", not(loom)))]
+#[cfg(all(test, feature = "stack"))]
+#[cfg(not(loom))]
 #[allow(clippy::unwrap_used, reason = "tests may")]
 mod tests {
     use std::sync::Arc;

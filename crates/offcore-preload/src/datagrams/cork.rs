@@ -113,7 +113,7 @@ impl Begun {
         }
         let to = ptr::with_exposed_provenance_mut::<u8>(self.bytes.load(Ordering::Relaxed)).wrapping_add(at);
         // SAFETY: there is room for all of them, and the lock is held.
-        unsafe { buffers.copy_to(to) };
+        unsafe { buffers.gather(to) };
         self.len.store(at + len, Ordering::Relaxed);
         Ok(len)
     }

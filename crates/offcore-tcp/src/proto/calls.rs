@@ -298,7 +298,7 @@ impl Stack {
     ///
     /// # Errors
     /// [`CallError::Gone`].
-    pub fn set_patience(
+    pub fn set_timeouts(
         &mut self,
         now: u64,
         conn: ConnId,

@@ -188,8 +188,8 @@ impl Runner {
             }
             Call::Write(bytes, taken, more) => self.write(*bytes, *taken, *more)?,
             Call::Read(bytes, there, other) => self.read(*bytes, *there, *other)?,
-            Call::UserTimeout(millis) => self.patience((*millis as u32, 0))?,
-            Call::SynCount(count) => self.patience((0, *count as u8))?,
+            Call::UserTimeout(millis) => self.timeouts((*millis as u32, 0))?,
+            Call::SynCount(count) => self.timeouts((0, *count as u8))?,
             Call::Cork(on) => {
                 self.slot()?.cork(*on);
                 self.look()?;
@@ -228,10 +228,10 @@ impl Runner {
         self.open(conn)
     }
 
-    fn patience(&mut self, patience: (u32, u8)) -> Result<(), String> {
+    fn timeouts(&mut self, timeouts: (u32, u8)) -> Result<(), String> {
         let conn = self.session()?.conn;
         let (stack, out, now) = self.bed.call();
-        stack.set_patience(now, conn, patience, out).map_err(|error| error.to_string())
+        stack.set_timeouts(now, conn, timeouts, out).map_err(|error| error.to_string())
     }
 
     fn slot(&mut self) -> Result<&Slot, String> {

@@ -83,7 +83,7 @@ pub(super) struct Session {
     buffers: Buffers,
     /// Options from the slot that have been applied.
     pub(super) kept: ConnOptions,
-    patience: (u32, u8),
+    timeouts: (u32, u8),
     /// The stream to the peer has been ended.
     ended: bool,
     /// Flags that the application has been shown, and whether its end shows that nothing more comes.
@@ -138,7 +138,7 @@ impl Session {
             keep: [0; 3],
             buffers: Buffers::default(),
             kept: ConnOptions::default(),
-            patience: (0, 0),
+            timeouts: (0, 0),
             ended: false,
             flags: 0,
             shut: false,
@@ -254,11 +254,11 @@ impl Session {
         }
         let number = |at| option::decode(slot.kept.number(at)).unwrap_or(0);
         let syn_retries = u8::try_from(number(option::SYNCNT)).unwrap_or(u8::MAX);
-        let patience = (number(option::USER_TIMEOUT), syn_retries);
-        if patience != self.patience {
-            let _ = calls.stack.set_patience(calls.now, conn, patience, calls.out);
+        let timeouts = (number(option::USER_TIMEOUT), syn_retries);
+        if timeouts != self.timeouts {
+            let _ = calls.stack.set_timeouts(calls.now, conn, timeouts, calls.out);
         }
-        (self.options, self.keep, self.patience) = (wanted, keep, patience);
+        (self.options, self.keep, self.timeouts) = (wanted, keep, timeouts);
     }
 
     /// Whether our end shows a hang-up although the application has its own still: both directions were shut down, the one to
