@@ -102,6 +102,7 @@ fn fall_back_slowly<T: Taker + ?Sized>(
 }
 
 /// The header in front of a packet that asks for something; of any other one, a header that does not.
+#[inline]
 pub(crate) fn header(packet: &Packet) -> NetHeader {
     if !packet.has_offload() {
         return NetHeader::default();

@@ -114,6 +114,7 @@ fn check_offloads(
 pub(crate) struct Malformed;
 
 /// What a header that a guest wrote asks for, if anything, in front of a frame of `total` bytes.
+#[inline]
 pub(crate) fn asked_for(
     header: NetHeader,
     total: usize,

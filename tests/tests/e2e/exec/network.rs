@@ -52,7 +52,8 @@ fn printed(mut command: Command) -> (String, String) {
     (text(&stdout), text(&stderr))
 }
 
-/// A script that first installs a system call filter: call `number` fails with `error`. `first`: only if its first argument is 1.
+/// A script that executes [`ASKS`] under a system call filter, as systemd does: call `number` fails with `error`. `first`: only if
+/// its first argument is 1. The library writes nothing in a process that installs a filter.
 fn denied(number: u32, error: u32, first: bool) -> String {
     let compare = if first {
         format!("[(0x15, 0, 3, {number}), (0x20, 0, 0, 16), (0x15, 0, 1, 1)]")
@@ -68,7 +69,8 @@ buffer = ctypes.create_string_buffer(code)
 class Program(ctypes.Structure): _fields_ = [('len', ctypes.c_ushort), ('code', ctypes.c_void_p)]
 libc = ctypes.CDLL(None)
 assert libc.prctl(22, 2, ctypes.byref(Program(len(code) // 8, ctypes.addressof(buffer))), 0, 0) == 0
-{ASKS}"
+import os
+os.execvp('python3', ['python3', '-c', {ASKS:?}])"
     )
 }
 
@@ -88,12 +90,7 @@ fn sockets_fail_without_the_stack() {
         assert_eq!(said, FAILS, "{warned}");
         assert!(warned.contains(words) && warned.ends_with("sockets that need it fail\n"), "{warned}");
     }
-    // The page that tells a child from its parent is made before a program begins.
-    let madvise = format!(
-        "{}\nos.execvp('python3', ['python3', '-c', {ASKS:?}])",
-        denied(MADVISE, EPERM, false).replace("ask()\n", "")
-    );
-    let (said, warned) = ask(&[], &madvise);
+    let (said, warned) = ask(&[], &denied(MADVISE, EPERM, false));
     assert_eq!(said, FAILS, "{warned}");
     assert!(warned.contains("may not use madvise"), "{warned}");
     let few = format!("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (6, 6))\n{ASKS}");
