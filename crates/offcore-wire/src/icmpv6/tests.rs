@@ -202,7 +202,7 @@ proptest! {
     ) {
         let message = [&[kind, code][..], &bytes].concat();
         let read = Icmpv6::parse(&message);
-        prop_assert!(read.is_ok() || message.len() < 8 || matches!(kind, 135 | 136));
+        prop_assert!(read.is_ok() || message.len() < 8 || matches!(kind, 130 | 135 | 136));
         prop_assert!(read.is_err() || !matches!(kind, 135 | 136) || (message.len() >= 24 && code == 0));
     }
 }

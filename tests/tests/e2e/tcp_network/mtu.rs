@@ -23,10 +23,10 @@ fn wait_for_segments(offcore: &mut Offcore, local: &str, bytes: u64) {
 fn mtu_of_the_interface_is_followed() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
-    let veth = Veth::new(1400);
     let args = ["--app", "source", "--idle", "sleep", "--connections"];
-    let mut offcore = veth.host(&format!("af_packet:{PORT}"), &args);
     for (address, headers) in OURS.into_iter().zip(HEADERS) {
+        let veth = Veth::new(1400);
+        let mut offcore = veth.host(&format!("af_packet:{PORT}"), &args);
         let read = |stream: &mut std::net::TcpStream| stream.read_exact(&mut vec![0; 300_000]);
         let mut stream = veth.kernel.within(|| Ok(connect(address, 19))).unwrap();
         read(&mut stream).unwrap();
@@ -36,9 +36,8 @@ fn mtu_of_the_interface_is_followed() {
         read(&mut stream).unwrap();
         wait_for_segments(&mut offcore, &local, 1300 - headers);
         read(&mut stream).unwrap();
-        veth.set_mtu(1400);
+        stop(offcore);
     }
-    stop(offcore);
 }
 
 #[test]

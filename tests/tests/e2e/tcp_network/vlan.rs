@@ -10,7 +10,7 @@ const OURS: [&str; 2] = ["10.80.0.2", "fd80::2"];
 /// Sends a stream to an echo server at the other end of the pair, and compares the echo.
 fn echoes(veth: &Veth, to: &str) {
     let port = format!("af_packet:{PEER},vlan=10,addr=10.80.0.1/24,addr=fd80::1/64");
-    let args = ["epping", "--port", &port, "-c", to, "-l", "64K", "-n", "4", "--verify", "--duration", "1"];
+    let args = ["epping", "--port", &port, "-c", to, "-l", "64K", "-n", "4", "--verify", "--duration", "4"];
     let finished = Offcore::start_in(&veth.kernel, &args).unwrap().wait().unwrap();
     assert!(finished.status.success(), "{to}: {finished:?}");
 }
