@@ -123,8 +123,11 @@ fn sockets_fail_without_the_stack() {
     let said = text(&program.wait_with_output().unwrap().stdout);
     assert_eq!(said.split_once('\n').unwrap().1, FAILS);
     let said = text(&kernel.wait_with_output().unwrap().stdout);
-    let expected = format!("{UNDER_WAY}; Cannot assign requested address; listens\n");
-    assert_eq!(said.split_once('\n').unwrap().1, expected);
+    // The kernel's way to the neighbour has gone with the stack's TAP interface; its answers differ from those of a dead stack.
+    let answers = said.split_once('\n').unwrap().1;
+    let kernels = ["Network is unreachable", UNDER_WAY]
+        .map(|asked| format!("{asked}; Cannot assign requested address; listens\n"));
+    assert!(kernels.iter().any(|kernels| kernels == answers), "{answers}");
 }
 
 /// Also where binding says nothing: every address can be bound to with `ip_nonlocal_bind`, and where `lo` is down.
