@@ -209,7 +209,7 @@ fn cve_2024_11614_checksum_beyond_packet() {
 fn fix_7023f3e532_segments_of_0_bytes() {
     rows(|live| {
         for (i, (kind, size)) in
-            [(1, 0), (4, 0), (0x81, 0), (3, 100), (5, 100), (0x80, 100)].into_iter().enumerate()
+            [(1, 0), (4, 0), (0x81, 0), (3, 100), (5, 0), (0x85, 100)].into_iter().enumerate()
         {
             send(live, i as u64 * 4096, [1, kind, 54, 0, size, 0, 34, 0, 16, 0, 0, 0]);
         }
