@@ -152,7 +152,7 @@ impl Registrations {
 
 /// Calls `with` under the lock.
 fn hold<T>(with: impl FnOnce(&mut Registrations) -> T) -> T {
-    // A handler that closes a socket would wait for what it has interrupted.
+    // A signal handler that closes a socket would deadlock on this lock.
     let _signals = sys::Blocked::new();
     let _lock = link::registrations();
     // SAFETY: the lock is held. Without a lock no socket is undecided, and nothing is registered.

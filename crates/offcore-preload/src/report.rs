@@ -36,7 +36,7 @@ impl Digits {
 /// Standard error.
 const STDERR: c_int = 2;
 
-/// Writes a line, if standard error is still that of `offcore exec`.
+/// Writes a line, if standard error is still the file of `offcore exec`.
 pub(crate) fn print(parts: &[&[u8]]) {
     // A sandbox may end the process for asking which file it is.
     let file = environment::stderr().filter(|_| !sys::is_sandboxed());

@@ -23,7 +23,7 @@ const EFFECTIVE: usize = 9;
 /// Which buffers have a size that the program has set.
 const SO_BUF_LOCK: c_int = 72;
 
-/// An option of two values, and the one that is not its default. The slot has a bit of it.
+/// An option of two values, and its value other than the default. The slot keeps one bit.
 type Switch = (c_int, c_int, c_int);
 
 const SWITCHES: [Switch; 38] = [
@@ -102,7 +102,7 @@ const OTHERS: [(c_int, c_int); 17] = [
     (IPV6, libc::IPV6_V6ONLY),
 ];
 
-/// What is said of an option that there is not, where a Linux without it says something else than `ENOPROTOOPT`.
+/// Errors of missing options for which Linux does not return `ENOPROTOOPT`.
 const ABSENT: [(c_int, c_int, Errno); 10] = [
     // The stack has none of the kernel's interfaces.
     (SOCKET, libc::SO_BINDTODEVICE, libc::ENODEV),
@@ -168,7 +168,7 @@ impl Row {
 /// Whether a socket's option can be set to that, by the stack. The kernel checks the value, too.
 ///
 /// # Errors
-/// The kernel's, on a new socket; or that of a Linux which lacks the option, or the value.
+/// The kernel's error on a new socket, or the error of a Linux that lacks the option or the value.
 ///
 /// # Safety
 /// `value` is of `len` bytes.
@@ -265,7 +265,7 @@ pub(crate) fn get(kept: &Kept, level: c_int, name: c_int) -> Option<c_int> {
     row(level, name)?.of(kept)
 }
 
-/// What a socket of the kernel's has that is not the default.
+/// The options of a kernel socket that differ from the defaults.
 pub(crate) fn of_kernel(fd: c_int, v6: bool) -> Kept {
     let kept = Kept::default();
     for (at, (level, name, row)) in rows().enumerate().filter(|(_, (level, ..))| v6 || *level != IPV6) {
@@ -318,7 +318,7 @@ pub(crate) unsafe fn buffer_of(
     Ok(sys::int_option(fresh.0, SOCKET, name) as u32 / 2)
 }
 
-/// Gives a new socket of the kernel's what a slot keeps.
+/// Sets the options that a slot keeps on a new kernel socket.
 pub(crate) fn give_back(slot: &Slot, fd: c_int) {
     let Slot { kept, wishes, .. } = slot;
     for (level, name, value) in [
@@ -440,7 +440,7 @@ mod tests {
         }
     }
 
-    /// What the documentation is to say of an option.
+    /// The row of the documentation that lists an option.
     fn group(level: c_int, name: &str, number: c_int) -> &'static str {
         /// They are structures.
         const STRUCTURES: [&str; 4] = ["SO_LINGER", "SO_RCVTIMEO", "SO_SNDTIMEO", "TCP_CONGESTION"];

@@ -50,7 +50,7 @@ pub(crate) struct Entry {
     pub(crate) place: u32,
 }
 
-/// What is known of a socket that is not decided.
+/// State of an undecided socket.
 pub(crate) mod open {
     /// Other descriptors are of it, too.
     pub(crate) const SHARED: u32 = 1;

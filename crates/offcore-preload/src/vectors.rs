@@ -87,7 +87,7 @@ impl<'a> Buffers<'a> {
     /// The buffers are the program's to be read.
     pub(crate) unsafe fn drain<'s>(self, skip: usize, spans: impl Iterator<Item = Span<'s>>) -> usize {
         // SAFETY: as above.
-        // copy-ok: what a write is; the application's core makes it
+        // copy-ok: the application's core copies what it writes
         self.meet(skip, spans, |ours, shared, len| unsafe { ptr::copy_nonoverlapping(ours, shared, len) })
     }
 
@@ -99,7 +99,7 @@ impl<'a> Buffers<'a> {
         let mut to = to;
         for (from, len) in self.from(0) {
             // SAFETY: the caller's promise; they do not overlap.
-            // copy-ok: what a write is; the application's core makes it
+            // copy-ok: the application's core copies what it writes
             unsafe { ptr::copy_nonoverlapping(from, to, len) };
             to = to.wrapping_add(len);
         }

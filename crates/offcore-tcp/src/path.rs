@@ -39,7 +39,7 @@ use crate::proto::{
 /// What an engine holds up leaves buffers for everybody else.
 const IN_FLIGHT: usize = 1024;
 const SHARE: usize = 4;
-/// What part of the pool is planned in one turn, at most.
+/// Largest part of the pool that one turn plans.
 const AT_ONCE_SHARE: usize = 8;
 /// What part of the pool packets may hold that wait to be handed to another worker.
 const ELSEWHERE_SHARE: usize = 16;

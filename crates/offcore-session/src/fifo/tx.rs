@@ -10,7 +10,7 @@ use crate::arena::{Arena, Share};
 pub struct Asked {
     /// How often it has asked.
     pub asks: u32,
-    /// Bytes, counted from the first one that is not freed.
+    /// Bytes, counted from the first byte that is not freed.
     pub bytes: u64,
 }
 

@@ -111,7 +111,7 @@ impl Links {
     pub(super) fn is_full(&self, iface: usize) -> bool {
         let Some(Link { queue, held_back, .. }) = self.links.get(iface) else { return false };
         let held = queue.buffers();
-        // What is planned in one turn comes on top.
+        // Packets planned in the same turn are added to these.
         !held_back.is_empty() || queue.len() >= MARK || held > BURST && self.is_too_long(3 * held)
     }
 

@@ -103,7 +103,7 @@ impl Receiver {
         self.largest = largest;
     }
 
-    /// Takes the peer's MSS option as a first bound of its own segments' size.
+    /// Takes the peer's MSS option as a first bound of the size of its segments.
     pub(crate) fn expect_segments(&mut self, mss: u16) {
         self.peer_mss = self.peer_mss.min(mss);
     }

@@ -380,7 +380,7 @@ impl Stack {
         }
     }
 
-    /// Plans what is to be sent, `budget` packets at most: each connection in its turn, but for those whose port is
+    /// Plans at most `budget` packets: each connection in its turn, except connections whose port is
     /// [held](Self::hold).
     pub fn tx(&mut self, now: u64, budget: usize, out: &mut Out) {
         if self.udp.has_ready() {
@@ -396,7 +396,7 @@ impl Stack {
         self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
     }
 
-    /// Plans what is to be sent by one interface, and returns the rest of the budget.
+    /// Plans packets of one interface, and returns the rest of the budget.
     #[inline]
     fn tx_by(&mut self, iface: usize, now: u64, mut left: usize, out: &mut Out) -> usize {
         let Self { net, conns, wheel, asking_hop, .. } = self;

@@ -1,4 +1,4 @@
-//! Sizes of buffers: what an application may write ahead and leave unread, and what an idle session costs.
+//! Buffer sizes: the limits of unsent and of unread data, and the memory of an idle session.
 
 use offcore_tcp::proto::{Buffers, Config, ConnId};
 
@@ -22,7 +22,7 @@ fn connected(config: Config, set: impl FnOnce(&mut Host)) -> (World, [ConnId; 2]
     (world, [here, there])
 }
 
-/// Writes as a call does that does not wait: what there is room for, and what the stack makes room for at once.
+/// Writes without waiting: into the free room, and into room that the stack makes at once.
 fn write(host: &mut Host, now: u64, conn: ConnId, bytes: &[u8]) -> usize {
     let mut done = 0;
     for _ in 0..2 {
@@ -59,7 +59,7 @@ fn a_write_takes_as_much_as_the_application_has_set() {
 
 #[test]
 fn the_window_is_what_the_application_has_set() {
-    // The listener's is its connections'; what it sets later is not theirs.
+    // Connections inherit the listener's size; a later change does not reach them.
     let set = Buffers { send: 0, receive: 20_000 };
     let (mut world, [here, there]) = connected(Config::default(), |host| {
         host.stack.set_listener_buffers(host.listener.unwrap(), set);

@@ -123,7 +123,7 @@ fn sockets_fail_without_the_stack() {
     let said = text(&program.wait_with_output().unwrap().stdout);
     assert_eq!(said.split_once('\n').unwrap().1, FAILS);
     let said = text(&kernel.wait_with_output().unwrap().stdout);
-    // The kernel's way to the neighbour has gone with the stack's TAP interface; its answers differ from those of a dead stack.
+    // The kernel's route to the neighbour vanished with the TAP interface; a dead stack would answer ENETDOWN.
     let answers = said.split_once('\n').unwrap().1;
     let kernels = ["Network is unreachable", UNDER_WAY]
         .map(|asked| format!("{asked}; Cannot assign requested address; listens\n"));

@@ -9,7 +9,7 @@ use crate::proto::segment::Segment;
 use crate::proto::stack::Stack;
 
 impl Stack {
-    /// Too many are half open: the answer carries all that has to be known (a SYN cookie).
+    /// Too many connections are half open: the answer carries the state (a SYN cookie).
     pub(super) fn answer_by_cookie(
         &mut self,
         now: u64,
@@ -25,7 +25,7 @@ impl Stack {
         *iss = cookie.isn;
         match cookie.timestamp {
             Some(value) => *timestamp_offset = timestamp_offset.wrapping_sub(clock.wrapping_sub(value)),
-            // There is no place for what timestamps would hold.
+            // Without timestamps the cookie cannot hold these options.
             None => (offered.scale, offered.sack, offered.ecn) = (None, false, false),
         }
         let fields = half.answer(now, &self.wishes_of(&half));
@@ -46,7 +46,7 @@ impl Stack {
         let timestamp_offset = self.origins.timestamp_offset(&key);
         let echo = segment.options.timestamps.map(|stamps| stamps.echo.wrapping_sub(timestamp_offset));
         let offer = self.cookies.check(&key, iss, irs, echo, now);
-        // A SYN that acknowledges is nobody's answer to ours.
+        // A SYN with an acknowledgement does not answer ours.
         let Some(offer) = offer.filter(|_| !segment.has(TcpFlags::SYN)) else {
             // Only the first bytes can show a cookie. These may be later ones of a connection whose first segments were lost,
             // or dropped for want of room: they come again, unless a reset ends it.

@@ -35,7 +35,7 @@ impl Receiver {
         self.round = Round { began: now, from: self.consumed, most: most.max(read), rtt: measured };
         let growth = (4 * read * read.saturating_sub(most)).checked_div(most).unwrap_or(2 * read);
         let wanted = 2 * read + growth.min(2 * read);
-        // Without window scaling there is no more than there was.
+        // Without window scaling the window cannot grow.
         if wanted > u64::from(self.promise) && self.scale > 0 {
             self.promise = self.promise.max(limit().min(u32::try_from(wanted).unwrap_or(u32::MAX)));
         }

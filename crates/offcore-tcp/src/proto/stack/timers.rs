@@ -11,7 +11,7 @@ use crate::proto::receive::AckNeed;
 use crate::proto::send::Due;
 use crate::proto::tcb::{RESET_CHECK, State};
 
-/// Timers that go off in one call, at most.
+/// Limit of the timers that expire in one call.
 const EXPIRIES: usize = 64;
 /// Timeouts in a row after which a peer is given up: about 15 minutes, as Linux.
 const TIMEOUTS: u8 = 15;
@@ -19,11 +19,11 @@ const TIMEOUTS: u8 = 15;
 const SUSPICIOUS: u8 = 3;
 
 impl Stack {
-    /// Does what is due by `now`; returns when something is due next.
+    /// Runs the timers that are due by `now`; returns the next deadline.
     pub fn timers(&mut self, now: u64, out: &mut Out) {
         let mut due = arrayvec::ArrayVec::<u32, EXPIRIES>::new();
         self.wheel.expire(now, EXPIRIES, |index| due.push(index));
-        // By reference: moving the list costs more than what is in it, which is mostly nothing.
+        // By reference: moving the list costs more than its entries, usually none.
         for &index in &due {
             self.conn_timer(now, index, out);
         }
