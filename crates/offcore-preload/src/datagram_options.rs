@@ -1,7 +1,7 @@
 //! Options of datagram sockets: header fields of sent datagrams, and control messages of received ones.
 //!
 //! The values are in the words of the slot that hold the keep-alive settings of a stream. The kernel checks each value on a
-//! socket of its own.
+//! separate socket.
 
 use core::ffi::c_int;
 use core::net::IpAddr;

@@ -229,7 +229,7 @@ impl Session {
         Some(claim)
     }
 
-    /// Asks the stack for blocks to write `len` bytes to: an idle session has few. The stack answers within one of its rounds, so a
+    /// Asks the stack for blocks to write `len` bytes to: an idle session has few. The stack answers within a round, so a
     /// non-blocking call asks, too.
     pub(crate) fn ask_for_blocks(&self, len: usize) {
         let Some(ask) = self.slot.want(len) else { return };

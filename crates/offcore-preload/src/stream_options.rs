@@ -283,8 +283,8 @@ pub(crate) fn of_kernel(fd: c_int, v6: bool) -> Kept {
     kept
 }
 
-/// Bytes of payload that the send and the receive buffer of a socket of the kernel's are for; 0 for one that the program has not
-/// set. Linux doubles what it is told, for what it needs itself.
+/// Payload bytes of the send and the receive buffer of a kernel socket; 0 for a buffer whose size the program has not
+/// set. Linux doubles the value to cover its overhead.
 pub(crate) fn buffers(fd: c_int, v6: bool) -> [u32; 2] {
     // Linux before 5.14 does not tell which it was told.
     let told = sys::socket_option(fd, SOCKET, SO_BUF_LOCK, 0 as c_int);

@@ -70,7 +70,7 @@ impl Conn {
         arena.give_slot(self.slot);
     }
 
-    /// Grants blocks up to what the application has needed so far. The send buffer bounds that: its size is what the application has
+    /// Grants blocks up to the application's demand to date. The send buffer bounds that: its size is what the application has
     /// set, or the larger of the default and twice the congestion window.
     pub(super) fn grant(&mut self, arena: &mut Arena, config: &Config) {
         let Self { ahead, tx, tcb, buffers, .. } = self;

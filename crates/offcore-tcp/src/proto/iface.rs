@@ -105,7 +105,7 @@ pub(crate) struct Iface {
     pub segment_offload: u32,
     /// Connections that may have something to send.
     pub ready: VecDeque<u32>,
-    /// The port is full: connections plan and acknowledge nothing. `unacknowledged`: those that have to acknowledge later.
+    /// The port is full: connections plan and acknowledge nothing. `unacknowledged`: connections that owe an acknowledgement.
     pub held: bool,
     pub unacknowledged: Vec<u32>,
     /// Multicast groups that are reported: the solicited-node groups of its addresses, and groups that sockets have joined.

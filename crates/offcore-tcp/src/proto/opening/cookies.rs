@@ -49,7 +49,7 @@ impl Stack {
         // A SYN with an acknowledgement does not answer ours.
         let Some(offer) = offer.filter(|_| !segment.has(TcpFlags::SYN)) else {
             // Only the first bytes can show a cookie. These may be later ones of a connection whose first segments were lost,
-            // or dropped for want of room: they come again, unless a reset ends it.
+            // or dropped for lack of room: they are retransmitted, unless a reset ends it.
             if self.cookies.are_out(now) && segment.seq_len() > 0 && !segment.has(TcpFlags::SYN) {
                 return Err(DropReason::Backlog);
             }

@@ -40,7 +40,7 @@ impl Stack {
         self.settle(now, out);
     }
 
-    /// When something is due next, as it is known now: what is planned, sealed or written later may be due earlier.
+    /// The next deadline known now: packets planned, sealed or written later may set an earlier one.
     pub fn deadline(&self, now: u64) -> Option<u64> {
         let deadlines = [
             self.wheel.next_deadline(),
