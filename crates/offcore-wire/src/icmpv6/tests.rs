@@ -193,16 +193,16 @@ proptest! {
         prop_assert_eq!(Icmpv6::parse(&to[..expected_len]), Ok(Icmpv6::NeighborAdvert(advert)));
     }
 
-    /// Types of discovery in front of options that are often short ones.
+    /// Types of discovery and of groups in front of options that are often short ones.
     #[test]
     fn any_bytes_are_read(
-        kind in prop_oneof![Just(135u8), Just(136), any::<u8>()],
+        kind in prop_oneof![Just(130u8), Just(131), Just(135), Just(136), any::<u8>()],
         code in 0..2u8,
         bytes in prop::collection::vec(prop_oneof![0..3u8, any::<u8>()], 0..120),
     ) {
         let message = [&[kind, code][..], &bytes].concat();
         let read = Icmpv6::parse(&message);
-        prop_assert!(read.is_ok() || message.len() < 8 || matches!(kind, 130 | 135 | 136));
+        prop_assert!(read.is_ok() || message.len() < 8 || matches!(kind, 130 | 131 | 135 | 136));
         prop_assert!(read.is_err() || !matches!(kind, 135 | 136) || (message.len() >= 24 && code == 0));
     }
 }

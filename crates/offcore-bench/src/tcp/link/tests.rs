@@ -75,10 +75,12 @@ fn data_stays_in_caches_and_cells_are_told_apart() {
         for temperature in [Temperature::Remote, Temperature::Cold] {
             link.set(Load { temperature, chunk: 64 << 10 });
             assert_eq!((link.moved(), link.near.routine_windows()), (Moved::default(), 0));
-            for _ in 0..100 {
+            // The clock samples few rounds: a busy machine may need many windows before it has one with a copy.
+            let is_sampled = (0..10_000).any(|_| {
                 link.window(&other).unwrap();
-            }
-            assert!(link.copy_share().is_some_and(|share| share > 0.0 && share < 1.0));
+                link.copy_share().is_some_and(|share| share > 0.0 && share < 1.0)
+            });
+            assert!(is_sampled, "{side}: {:?}", link.copy_share());
             let past = |routine: String| routine.contains("non-temporal") || routine.contains("direct");
             assert!(!link.copy_routine().is_none_or(past), "{side}: {:?}", link.copy_routine());
             let far = &lock(&link.far).worker.mover;
