@@ -230,7 +230,7 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
             explain::say("bind", entry.kind, to, Goes::Kernel(why));
             leave(fd, entry);
         } else if entry.kind == Kind::OpenDatagrams && to.port() != 0 {
-            explain::say("bind", entry.kind, to, Goes::Kernel("until it sends: no --only names it"));
+            explain::say("bind", entry.kind, to, Goes::Kernel("until it sends: no --only rule matches"));
         }
         return Ok(Decided::Kernel);
     }
@@ -254,7 +254,7 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
         }
         // Then it is nobody's, which the kernel says in its own words.
         Err(libc::EADDRNOTAVAIL) => {
-            explain::say("bind", entry.kind, to, Goes::Kernel("no address of the stack's"));
+            explain::say("bind", entry.kind, to, Goes::Kernel("not an address of the stack"));
             leave(fd, entry);
             Ok(Decided::Kernel)
         }
@@ -347,7 +347,7 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
         }
         // IP_FREEBIND: the address may become the kernel's later.
         Err(libc::EADDRNOTAVAIL) => {
-            explain::say("listen", entry.kind, local, Goes::Kernel("no address of the stack's"));
+            explain::say("listen", entry.kind, local, Goes::Kernel("not an address of the stack"));
             leave(fd, entry);
             Ok(Decided::Kernel)
         }
@@ -461,7 +461,7 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
             become_session(fd, entry, false, found).map(Decided::Session)
         }
         Err(libc::EOPNOTSUPP) => {
-            say(Goes::Kernel("by loopback: an address of the stack's own"));
+            say(Goes::Kernel("by loopback: an address of the stack"));
             leave(fd, entry);
             let here = match to.ip() {
                 IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -470,7 +470,7 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
             Ok(Decided::Loopback(SocketAddr::new(here, to.port())))
         }
         Err(libc::ENETUNREACH) => {
-            say(Goes::Kernel("the stack has no way there"));
+            say(Goes::Kernel("the stack has no route"));
             leave(fd, entry);
             Ok(Decided::Kernel)
         }

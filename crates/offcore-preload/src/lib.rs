@@ -71,7 +71,7 @@ mod begin {
     /// Nothing here panics; if it did, the program would be in no state to go on.
     #[panic_handler]
     fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-        crate::report::print(&[b"offcore: the preload library has failed\n"]);
+        crate::report::print(&[b"offcore: the preload library failed: the process aborts\n"]);
         // SAFETY: it ends the process.
         unsafe { libc::abort() }
     }

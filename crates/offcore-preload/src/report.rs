@@ -54,31 +54,25 @@ fn once(said: &AtomicBool, parts: &[&[u8]]) {
 /// Why the stack cannot be reached, and what to do; `None`: the number of the error says more.
 fn why(step: Step, error: Errno) -> Option<&'static [u8]> {
     Some(match (step, error) {
-        (Step::Page, _) => {
-            b"this process may not use madvise(MADV_WIPEONFORK): its sandbox has to allow that"
-        }
+        (Step::Page, _) => b"this process may not use madvise(MADV_WIPEONFORK): allow it in the sandbox",
         (Step::Connect, libc::ECONNREFUSED | libc::ENOENT) => {
-            b"nothing serves there: start `offcore tcp ... --serve PATH`"
+            b"no stack serves this path: start `offcore tcp ... --serve PATH`"
         }
         (Step::Connect | Step::Welcome, libc::EACCES) => {
-            b"this user may not: see --allow-uid of `offcore tcp`"
+            b"access denied for this user: see --allow-uid of `offcore tcp`"
         }
-        (Step::Welcome, libc::EUSERS) => b"this user has too many programs on it: end some",
-        (Step::Welcome, libc::EMFILE) => b"this program has too many processes on it: end some",
+        (Step::Welcome, libc::EUSERS) => b"too many programs of this user on this stack: end some",
+        (Step::Welcome, libc::EMFILE) => b"too many processes of this program on this stack: end some",
         (Step::Welcome | Step::Message, libc::ECONNRESET | libc::EPIPE) | (Step::Welcome, libc::EAGAIN) => {
-            b"it has no time: too many programs begin at once"
+            b"the stack is busy: too many programs start at once"
         }
-        (Step::Connect | Step::Message, libc::EAGAIN) => b"it does not answer: it is stopped, or hangs",
+        (Step::Connect | Step::Message, libc::EAGAIN) => b"the stack does not answer: it is stopped or hung",
         (_, libc::EMFILE) => b"this process has no descriptors left: raise its limit (ulimit -n)",
         (_, libc::ENFILE) => b"the system has no descriptors left",
-        (Step::Socket, _) => {
-            b"this process may not make Unix sockets (AF_UNIX): its sandbox has to allow that"
-        }
-        (Step::Connect, libc::EPERM) => {
-            b"this process may not connect Unix sockets: its sandbox has to allow that"
-        }
+        (Step::Socket, _) => b"this process may not create Unix sockets (AF_UNIX): allow them in the sandbox",
+        (Step::Connect, libc::EPERM) => b"this process may not connect Unix sockets: allow it in the sandbox",
         (Step::Message, libc::EPERM | libc::EACCES | libc::ENOSYS) => {
-            b"this process may not use sendmsg and recvmsg: its sandbox has to allow that"
+            b"this process may not use sendmsg and recvmsg: allow them in the sandbox"
         }
         _ => return None,
     })
@@ -106,14 +100,14 @@ pub(crate) fn no_stack(step: Step, error: Errno) {
 /// The stack is gone, and a program's listener with it.
 pub(crate) fn no_listener() {
     static SAID: AtomicBool = AtomicBool::new(false);
-    let rest = b" is gone: a listener accepts nothing more until the program listens again\n";
+    let rest = b" has ended: a listener accepts no connections until the program calls listen again\n";
     once(&SAID, &[b"offcore: the stack at ", environment::stack(), rest]);
 }
 
 /// The stack is gone, and the program ends.
 pub(crate) fn lost() {
     static SAID: AtomicBool = AtomicBool::new(false);
-    let rest = b" is gone: the program ends (--on-loss exit)\n";
+    let rest = b" has ended: the program exits (--on-loss exit)\n";
     once(&SAID, &[b"offcore: the stack at ", environment::stack(), rest]);
 }
 
@@ -122,15 +116,16 @@ pub(crate) fn not_again(error: Errno) {
     static SAID: AtomicBool = AtomicBool::new(false);
     let number = Digits::new(error as u32);
     let (why, number): (&[u8], &[u8]) = match error {
-        libc::EADDRINUSE => (b"another program listens there", b""),
-        libc::EADDRNOTAVAIL => (b"the address is not the stack's", b""),
-        libc::EACCES => {
-            (b"this user may not: see --allow-uid of `offcore tcp`, ports below 1024 are root's", b"")
-        }
+        libc::EADDRINUSE => (b"another program listens on this address", b""),
+        libc::EADDRNOTAVAIL => (b"the stack does not have this address", b""),
+        libc::EACCES => (
+            b"access denied for this user: see --allow-uid of `offcore tcp`; ports below 1024 need root",
+            b"",
+        ),
         _ => (b"errno ", number.as_bytes()),
     };
-    let begin = b"offcore: this process cannot listen again at the stack at ";
-    once(&SAID, &[begin, environment::stack(), b": ", why, number, b"; it ends\n"]);
+    let begin = b"offcore: this process cannot listen again on the stack at ";
+    once(&SAID, &[begin, environment::stack(), b": ", why, number, b"; it exits\n"]);
 }
 
 /// The stack is of another version.
@@ -140,11 +135,11 @@ pub(crate) fn other_version(found: u32) {
     let parts: [&[u8]; 7] = [
         b"offcore: the stack at ",
         environment::stack(),
-        b" speaks version ",
+        b" has version ",
         found.as_bytes(),
-        b", this library version ",
+        b", this library has version ",
         ours.as_bytes(),
-        b": use both of one build\n",
+        b": use the same build of both\n",
     ];
     once(&SAID, &parts);
 }
@@ -152,6 +147,6 @@ pub(crate) fn other_version(found: u32) {
 /// The kernel does not give system calls of the resolver back.
 pub(crate) fn no_dispatch() {
     static SAID: AtomicBool = AtomicBool::new(false);
-    let line = b"offcore: names are resolved by the kernel's network: other than by it needs Linux 5.11, and prctl\n";
+    let line = b"offcore: names are resolved over the kernel's network: the stack needs Linux 5.11 and prctl for that\n";
     once(&SAID, &[line]);
 }

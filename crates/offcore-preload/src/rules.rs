@@ -45,8 +45,8 @@ pub(crate) fn may_listen(kind: Kind, port: u16) -> bool {
 
 /// What keeps a socket with the kernel, in words.
 pub(crate) const NEVER: &str = "loopback, multicast or broadcast";
-pub(crate) const NOT_NAMED: &str = "no --only names it";
-pub(crate) const KERNELS: &str = "an address of the kernel's own";
+pub(crate) const NOT_NAMED: &str = "no --only rule matches";
+pub(crate) const KERNELS: &str = "an address of the kernel";
 
 /// Why what goes to an address is the kernel's. `None`: it may be the stack's, and whether that has a way there is its own to
 /// say.

@@ -26,34 +26,34 @@ use crate::tcp::{HostPortArg, host};
 /// The examples of `offcore epping --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  Chunks of 256 KiB for 10 seconds to the kernel's sink behind an interface
-  tap0, the core copying; as root:
+  Send chunks of 256 KiB for 10 seconds to a sink on the kernel's side of tap0,
+  with copies by the core; as root:
     offcore epping --port tap:tap0,addr=10.0.0.2/24 -c 10.0.0.1:9 -l 256K \\
       --duration 10
   Meanwhile, in another terminal, as root too:
     ip addr add 10.0.0.1/24 dev tap0
     socat -u TCP-LISTEN:9,fork,reuseaddr OPEN:/dev/null
 
-  A helper thread on lcore 1 copies chunks into the send buffer, and payload
-  into packets of 512 bytes:
+  Use a helper thread on lcore 1 for copies of chunks into the send buffer, and
+  of payload into packets of 512 bytes:
     offcore epping --port tap:tap0,addr=10.0.0.2/24 -c 10.0.0.1:9 -l 256K \\
       -du -m 512 --dma txq0@core:1
 
-  Every byte compared with what an echo server sends back:
+  Compare every byte with the answer of an echo server:
     offcore epping --port tap:tap0,addr=10.0.0.2/24 -c 10.0.0.1:7 -l 64K \\
       -n 16 --verify
 
-A file of -f has a flag without its dashes and its value on each line, such as
-port tap:tap0,addr=10.0.0.2/24; those are port, connect, lcores, dma and
-dsa-sim. A port is as in `offcore tcp --help`.";
+A file for -f has one flag per line without dashes, and its value, such as
+port tap:tap0,addr=10.0.0.2/24. It may have port, connect, lcores, dma and
+dsa-sim. A port is written as in `offcore tcp --help`.";
 
-/// Buffers have so many bytes together, where their number is not given: more than any cache.
+/// Default size of all buffers in bytes: more than most caches hold.
 const SOURCE: usize = 128 << 20;
-/// What all buffers have at most.
+/// The largest size of all buffers.
 const LARGEST: usize = 8 << 30;
-/// Headers of a packet that goes with timestamps.
+/// Bytes of a packet's headers with timestamps.
 const HEADERS: usize = 52;
-/// What a file may say.
+/// Flags that a file may have.
 const KEYS: [&str; 5] = ["port", "connect", "lcores", "dma", "dsa-sim"];
 
 /// What `offcore epping` understands.
@@ -65,7 +65,7 @@ pub(crate) struct EppingArgs {
     #[arg(long = "port", value_name = "SPEC", required_unless_present = "file")]
     pub ports: Vec<HostPortArg>,
 
-    /// Who receives: any TCP server that reads
+    /// The receiver: a TCP server that reads
     #[arg(short = 'c', long = "connect", value_name = "ADDRESS:PORT", required_unless_present = "file", value_parser = address)]
     pub to: Option<SocketAddr>,
 
@@ -73,7 +73,7 @@ pub(crate) struct EppingArgs {
     #[arg(short = 'l', long = "length", value_name = "SIZE", default_value = "256K", value_parser = size(64..=1 << 30))]
     pub chunk: usize,
 
-    /// Buffers of a chunk each that are sent in turn [default: as many as have 128 MiB]
+    /// Buffers of one chunk each, sent in turn [default: 128 MiB in all]
     #[arg(short = 'n', long = "buffers", value_name = "N", value_parser = crate::args::within(1..=1 << 24))]
     pub buffers: Option<usize>,
 
@@ -81,19 +81,19 @@ pub(crate) struct EppingArgs {
     #[arg(short = 'd')]
     pub offload_writes: bool,
 
-    /// It copies payload from there into packets (unpacking)
+    /// The engine also copies payload from the send buffer into packets (unpacking)
     #[arg(short = 'u')]
     pub offload_segments: bool,
 
-    /// Bytes of payload in a packet, at most
+    /// Most bytes of payload in a packet
     #[arg(short = 'm', value_name = "SIZE", value_parser = crate::args::within(64..=8192))]
     pub segment: Option<usize>,
 
-    /// Compare what comes back with what was sent: the receiver is an echo server
+    /// Compares the answers of an echo server with the sent bytes
     #[arg(long)]
     pub verify: bool,
 
-    /// Flags from a file
+    /// Reads flags from a file
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     pub file: Option<PathBuf>,
 
@@ -101,11 +101,11 @@ pub(crate) struct EppingArgs {
     #[command(flatten)]
     pub run: RunArgs,
 
-    /// Who copies.
+    /// Copy engines.
     #[command(flatten)]
     pub engines: EngineArgs,
 
-    /// Who makes the copies that -d and -u give to an engine; auto chooses by what it measures [default: offload]
+    /// The mode of the copies that -d and -u give to an engine; auto chooses by measurements [default: offload]
     #[arg(long, value_name = "MODE", value_parser = mode())]
     pub mode: Option<Mode>,
 }
@@ -219,7 +219,7 @@ fn plan(args: &EppingArgs) -> Result<Planned, String> {
                 "-m {segment}: a packet buffer has room for {room}; add --mbuf-size {wanted}"
             ));
         }
-        // Where none is given it is the interface's; segments are as long as that allows.
+        // Without `mtu=` the interface's MTU applies, which is checked when the host starts.
         let short = args.ports.iter().find_map(|port| {
             let mtu = port.iface.mtu.filter(|mtu| usize::from(*mtu) < segment + HEADERS)?;
             Some((&port.spec, mtu))

@@ -25,34 +25,34 @@ use program::{Program, ProgramError};
 use signals::Signals;
 use stack::Stack;
 
-/// Where a stack is looked for that nobody names.
+/// The default of `--stack`.
 pub(crate) const STACK: &str = "/run/offcore/stack.sock";
 
 /// The examples of `offcore exec --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  A stack that programs can use, as root; then, in another terminal, a program
-  on it:
+  Run a stack for programs, as root. Then run a program on it in another
+  terminal:
     offcore tcp --port tap:tap0,addr=10.0.0.2/24 --idle sleep \\
       --serve /run/offcore/stack.sock
     offcore exec -- nginx -g 'daemon off;'
 
-  Only what is said goes to the stack, by ports that are listened at, or
-  connected to; everything else stays with the kernel:
+  Use the stack only for TCP ports 80 and 443, to listen at or to connect to.
+  All other sockets stay with the kernel:
     offcore exec --only tcp:80,443 -- nginx -g 'daemon off;'
 
-  Both at once: a stack for this program alone, which ends with it and with what
-  it leaves in the background:
+  Start a stack for this program. It ends when the program and its background
+  processes have ended:
     offcore exec --port tap:tap0,addr=10.0.0.2/24 -- nginx -g 'daemon off;'
 
-A program has to be dynamically linked with glibc. Loopback and addresses of the
-kernel's own stay with the kernel. What listens at all addresses is reached by
-both; -v has a line on standard error for each socket that says where it goes,
-and why. docs/exec.md says what works.
+A program must be dynamically linked with glibc. Loopback and the kernel's own
+addresses stay with the kernel. A listener at the wildcard address accepts from
+the stack and from the kernel. With -v a line on standard error shows for each
+socket which network it uses, and why. docs/exec.md lists what works.
 
-Exit codes: those of the program, and 128 and its number for a signal that has
-ended one with --port; 127 there is no such program, 126 it cannot be run so,
-1 failed otherwise, 2 usage.";
+Exit codes: the program's; with --port 128 plus the signal's number if a signal
+ended it; 127 program not found, 126 program cannot be run, 1 other failures,
+2 usage.";
 
 /// What `offcore exec` understands.
 #[derive(Args, Debug)]
@@ -61,41 +61,40 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "PATH", default_value = STACK)]
     pub stack: PathBuf,
 
-    /// Instead of --stack: starts a stack for the program on this port, as `offcore tcp --port`; once or more
+    /// Instead of --stack: starts a stack for the program on this port, as in `offcore tcp --port`; once or more
     #[arg(long = "port", value_name = "SPEC", conflicts_with = "stack", value_parser = host_port)]
     pub ports: Vec<String>,
 
-    /// What goes to the stack, as tcp[:PORT,...] and udp[:PORT,...]; once or more [default: all of TCP, and UDP that is sent]
+    /// Sockets that use the stack, as tcp[:PORT,...] or udp[:PORT,...]; once or more [default: all TCP sockets, and UDP sockets that send]
     #[arg(long, value_name = "RULE", value_parser = rule)]
     pub only: Vec<String>,
 
-    /// How a call behaves if the stack cannot be reached: it fails, or its socket uses the kernel's network
+    /// Behaviour of calls if the stack cannot be reached
     #[arg(long, value_name = "HOW", value_enum, default_value = "fail")]
     pub fallback: Fallback,
 
-    /// How a program with listeners behaves after the stack's death: it listens again at the next stack of the same path, or ends
-    /// with exit code 1
+    /// Behaviour of programs with listeners after the stack's death
     #[arg(long, value_name = "HOW", value_enum, default_value = "listen")]
     pub on_loss: OnLoss,
 
-    /// The program and its arguments, which begin with the first word that is no flag, or behind --
+    /// The program and its arguments, from the first word that is not a flag, or after --
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
 }
 
-/// How a call behaves if the stack cannot be reached.
+/// Behaviour of calls if the stack cannot be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Fallback {
-    /// Its call fails
+    /// The call fails
     Fail,
-    /// It uses the kernel's network
+    /// The socket uses the kernel's network
     Kernel,
 }
 
-/// How a program with listeners behaves after the stack's death.
+/// Behaviour of programs with listeners after the stack's death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLoss {
-    /// It listens again at the next stack at the same path
+    /// It listens again on the next stack at the same path
     Listen,
     /// It ends with exit code 1
     Exit,
@@ -103,7 +102,7 @@ pub(crate) enum OnLoss {
 
 /// One rule.
 fn rule(text: &str) -> Result<String, String> {
-    let expected = "expected tcp or udp, with ports behind a colon if not all are meant, such as tcp:80,443";
+    let expected = "expected tcp or udp, or with ports after a colon, such as tcp:80,443";
     for (at, _) in text.match_indices([',', ';', ' ']) {
         let (first, second) = (&text[..at], &text[at + 1..]);
         if second.starts_with("tcp") || second.starts_with("udp") {
@@ -118,7 +117,7 @@ fn rule(text: &str) -> Result<String, String> {
     }
     for port in ports.iter().flat_map(|ports| ports.split(',')) {
         let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
-        let ranges = if port.contains('-') { "; there are no ranges" } else { "" };
+        let ranges = if port.contains('-') { "; ranges are not supported" } else { "" };
         is_port.then_some(()).ok_or_else(|| format!("port '{port}': {expected}{ranges}"))?;
     }
     Ok(text.into())
@@ -129,10 +128,10 @@ fn host_port(text: &str) -> Result<String, String> {
     text.parse::<HostPortArg>().map(|_| text.into())
 }
 
-/// Becomes the program, or starts it beside a stack of its own.
+/// Becomes the program, or starts it with a private stack.
 ///
 /// # Errors
-/// [`Failure::Program`] for a program that cannot run so, and why; a stack that cannot be reached.
+/// [`Failure::Program`] for a program that cannot be run, with the reason; a stack that cannot be reached.
 pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
     if !args.ports.is_empty() {
         return run_both(args);
@@ -145,11 +144,11 @@ pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
     Err(not_run(ProgramError::Read { path: command.get_program().into(), source: error }))
 }
 
-/// Starts a stack and the program, and ends as the program ends, when nothing that it has started is left.
+/// Starts a stack and the program. Returns when the program and all its processes have ended, with the program's exit code.
 fn run_both(args: &ExecArgs) -> Result<(), Failure> {
     let ports = args.ports.iter().filter_map(|port| Some(port.parse::<HostPortArg>().ok()?.spec));
     plan::check_twice(&ports.collect::<Vec<_>>())?;
-    // What cannot run is refused before anything starts.
+    // Refuse an unsuitable program before anything starts.
     command(args, Path::new(""))?;
     let mut signals = Signals::new().context("handling signals").map_err(whole)?;
     let mut stack = Stack::start(&args.ports).map_err(whole)?;
@@ -183,7 +182,7 @@ fn command(args: &ExecArgs, stack: &Path) -> Result<Command, Failure> {
     let library = library::install().context("the preload library").map_err(whole)?;
     let mut command = program.command(name);
     command.args(arguments);
-    // One application, whichever of its processes comes to the stack first.
+    // All processes belong to one application, whichever of them attaches first.
     let mut key = [0; KEY];
     getrandom(&mut key, GetRandomFlags::empty()).context("getrandom").map_err(whole)?;
     let key: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -191,7 +190,7 @@ fn command(args: &ExecArgs, stack: &Path) -> Result<Command, Failure> {
     if !args.only.is_empty() {
         command.env("OFFCORE_ONLY", args.only.join(";"));
     }
-    // The library may write to this file only, whatever a program has for its standard error. Under another `offcore exec` a
+    // The library writes to this file only, even if a program replaces its standard error. Under another `offcore exec` a
     // socket there may be a session.
     let nested = std::env::var_os("OFFCORE_STACK").is_some();
     let stderr = rustix::fs::fstat(std::io::stderr()).ok();
@@ -222,22 +221,22 @@ fn command(args: &ExecArgs, stack: &Path) -> Result<Command, Failure> {
     Ok(command)
 }
 
-/// From now on this process, and all that it starts, has no io_uring: it would wait for a session's descriptor as for a socket,
-/// and by system calls that no library sees. The kernel gives nobody new rights then (`no_new_privs`).
+/// Disables io_uring in this process and its children: its operations on a session's descriptor would bypass the library.
+/// Sets `no_new_privs`, which the filter requires.
 fn without_io_uring() -> anyhow::Result<()> {
     let calls = [libc::SYS_io_uring_setup].map(|call| (call, Vec::new()));
     let missing = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
     let filter = SeccompFilter::new(calls.into(), SeccompAction::Allow, missing, TargetArch::x86_64)?;
     let program: BpfProgram = filter.try_into()?;
-    seccompiler::apply_filter(&program).context("a filter of system calls, so that there is no io_uring")
+    seccompiler::apply_filter(&program).context("installing the seccomp filter that disables io_uring")
 }
 
-/// A program that is not run, with the exit code that `env` and `nohup` have then.
+/// The failure of a program that cannot be run, with the exit code of `env` and `nohup`.
 fn not_run(error: ProgramError) -> Failure {
     Failure::Program(error.exit_code(), error.into())
 }
 
-/// An error whose causes stand in its text.
+/// An error with its causes in its text.
 fn whole(error: anyhow::Error) -> Failure {
     Failure::Failed(anyhow!("{error:#}"))
 }

@@ -30,7 +30,7 @@ pub(crate) fn make_way(socket: &Path) -> Result<()> {
             make(home).map_err(|error| anyhow!("--serve: making {HOME}: {error}"))
         }
         Some(directory) if !directory.is_dir() => bail!(
-            "--serve {}: there is no directory {}: make it, or choose another path",
+            "--serve {}: the directory {} does not exist: create it, or choose another path",
             socket.display(),
             directory.display()
         ),

@@ -23,54 +23,54 @@ use crate::args::{EngineArgs, RunArgs, idle, mode, port};
 use crate::switch::{Watching, plan, report, run_switch};
 use crate::{Failure, home};
 
-/// MiB of an application's memory where nothing is said.
+/// The default of `--app-memory`, in MiB.
 const APP_MEMORY: u32 = 256;
-/// Connections of an application, if nothing else is said: a sixteenth of those that a stack has, and as many as its sessions.
+/// The default of `--app-connections`: a sixteenth of a stack's connections, and the number of an application's sessions.
 const APP_CONNECTIONS: u32 = 65_536;
 
 /// The examples of `offcore tcp --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  What a segment costs the core with the core copying and with an engine
-  copying; needs no root, hugepages or hardware:
+  Measure the cost of a segment, with copies by the core and by an engine. No
+  root, hugepages or hardware needed:
     offcore tcp --demo
-  It takes about 20 seconds; --quick is shorter and rougher.
+  It takes about 20 seconds; --quick is shorter and less accurate.
 
-  A host behind an interface tap0 that the kernel gets, which sends back what
-  is sent to it; as root:
+  Run a host with an echo service. The kernel reaches it through the new
+  interface tap0; as root:
     offcore tcp --port tap:tap0,addr=10.0.0.2/24 --app echo
   Then, in another terminal:
     ip addr add 10.0.0.1/24 dev tap0
     ping 10.0.0.2
     nc 10.0.0.2 7
 
-  The same, reading what is sent to it, its copies made by a helper thread on
-  lcore 1, IPv6 too, and a gateway:
+  Run a sink, with copies by a helper thread on lcore 1, IPv4 and IPv6, and a
+  gateway:
     offcore tcp --port tap:tap0,addr=10.0.0.2/24,addr=fd00::2/64,gw=10.0.0.1 \\
       --app sink:5001 --dma 'rxq0@core:1;txq0@core:1' --mode offload
 
-  On two lcores, with a queue for each:
+  Use two lcores, with a queue for each:
     offcore tcp --port tap:tap0,queues=2,addr=10.0.0.2/24 --lcores 0,1
 
-  The files of a directory by HTTP, at port 8080; the worker sleeps while
-  nobody asks for any:
+  Serve the files of a directory by HTTP on port 8080; the worker sleeps while
+  it is idle:
     offcore tcp --port tap:tap0,addr=10.0.0.2/24 --app http:/srv/www:8080 \\
       --idle sleep
 
-  Applications in other processes, of root and of user 33, which attach to a
-  socket:
+  Serve applications in other processes of root and of user 33, which attach to
+  a socket:
     offcore tcp --port tap:tap0,addr=10.0.0.2/24 --idle sleep \\
       --serve /run/offcore/stack.sock --allow-uid 33
 
-A port is one of `offcore switch --help`, with addr=ADDRESS/LENGTH (once or
-more), gw=ADDRESS, route=NETWORK/LENGTH@GATEWAY (once or more), vlan=NUMBER,
-mtu=BYTES and mac=ADDRESS. Packets are as long as the port's interface takes,
-and mtu= allows. A TAP port's host has an Ethernet address of its own, since the interface's is the kernel's; any other
-one has the port's. Here rxqN and txqN name the copies of the Nth lcore, counted
-from 0: from packets to receive buffers and from send buffers to packets. Each
-flow is on one of the lcores. Where a port takes no packets of several buffers,
-a segment's payload is in one: for more than 1792 bytes --mbuf-size has to be
-larger.";
+A port is written as in `offcore switch --help`, plus addr=ADDRESS/LENGTH (once
+or more), gw=ADDRESS, route=NETWORK/LENGTH@GATEWAY (once or more), vlan=NUMBER,
+mtu=BYTES and mac=ADDRESS. The MTU is that of the port's interface, limited by
+mtu=. The host's Ethernet address is the port's by default, except on a TAP
+port, whose interface address belongs to the kernel. rxqN and txqN name the
+copies of the Nth lcore, counted from 0: from packets to receive buffers and
+from send buffers to packets. Each flow belongs to one lcore. For a port without
+multi-buffer packets a segment's payload fills one buffer: more than 1792 bytes
+need a larger --mbuf-size.";
 
 /// What `offcore tcp` understands.
 #[derive(Args, Debug)]
@@ -83,51 +83,52 @@ pub(crate) struct TcpArgs {
     #[command(flatten)]
     pub run: RunArgs,
 
-    /// Who copies.
+    /// Copy engines.
     #[command(flatten)]
     pub engines: EngineArgs,
 
-    /// What listens, as echo, sink, source or http:DIR, with another port behind a colon [ports: 7, 9, 19, 80]
+    /// The service: echo, sink, source or http:DIR, optionally with a colon and another port [ports: 7, 9, 19, 80]
     #[arg(long, value_name = "APP", default_value = "echo", conflicts_with = "serve")]
     pub app: AppArg,
 
-    /// In place of --app: serves applications in other processes, which attach to a socket at this path
+    /// Instead of --app: serves applications in other processes, which attach to a socket at this path
     #[arg(long, value_name = "PATH")]
     pub serve: Option<PathBuf>,
 
-    /// A user whose processes may attach, by number, beside the stack's own and root; once for each
+    /// Admits processes of the user with this number, in addition to the stack's user and root; once or more
     #[arg(long, value_name = "UID", requires = "serve", value_parser = uid)]
     pub allow_uid: Vec<u32>,
 
-    /// MiB of memory that the connections of one application have for their data, at most [default: 256]
+    /// Most MiB of memory for the data of one application's connections [default: 256]
     #[arg(long, value_name = "MIB", requires = "serve", value_parser = clap::value_parser!(u32).range(4..=65_536))]
     pub app_memory: Option<u32>,
 
-    /// Connections, datagram sockets and listeners that one application has, at most [default: 65536]
+    /// Most connections, datagram sockets and listeners of one application [default: 65536]
     #[arg(long, value_name = "N", requires = "serve", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     pub app_connections: Option<u32>,
 
-    /// Ends with this process, its parent, once no application is left; then the socket's directory goes, too. `offcore exec` says so
+    /// Ends when this parent process has ended and no application is left, and removes the socket's directory. Set by `offcore exec`
     #[arg(long, hide = true, value_name = "PID", requires = "serve", value_parser = clap::value_parser!(i32).range(1..))]
     pub parent: Option<i32>,
 
-    /// Who makes the copies; auto chooses by what it measures [default: offload where a queue is mapped, cpu elsewhere]
+    /// The copy mode; auto chooses by measurements [default: offload if a queue is mapped, else cpu]
     #[arg(long, value_name = "MODE", value_parser = mode())]
     pub mode: Option<Mode>,
 
-    /// Whether reports have a table of the connections, 1000 of them at most
+    /// Adds a table of the connections to reports, 1000 at most
     #[arg(long)]
     pub connections: bool,
 
-    /// What the worker does that has nothing to do: poll on, or sleep until something comes
+    /// Behaviour of an idle worker: poll, or sleep until an event
     #[arg(long, value_name = "WHAT", default_value = "poll", value_parser = idle())]
     pub idle: Idle,
 }
 
 /// A user's number.
 fn uid(text: &str) -> Result<u32, String> {
-    text.parse()
-        .map_err(|_| format!("expected a user's number, such as 33: `id -u {text}` says that of a name"))
+    text.parse().map_err(|_| {
+        format!("expected a user's number, such as 33: `id -u {text}` prints the number of a name")
+    })
 }
 
 /// A port and its interface.
@@ -165,7 +166,7 @@ impl FromStr for HostPortArg {
                 Some(("mac", value)) => {
                     let mac = value.parse::<MacAddr>().ok().filter(|mac| mac.is_unicast());
                     iface.mac = Some(mac.ok_or_else(|| {
-                        format!("mac={value}: expected a station's address, such as 02:00:00:00:00:02")
+                        format!("mac={value}: expected a unicast address, such as 02:00:00:00:00:02")
                     })?);
                 }
                 _ => rest.push(field),
@@ -183,17 +184,17 @@ impl FromStr for HostPortArg {
         if let Some(prefix) = iface.addresses.iter().find(|prefix| !is_host(prefix)) {
             let Prefix { address, len } = prefix;
             return Err(format!(
-                "addr={address}/{len}: this names the network, or all its hosts; expected one of them"
+                "addr={address}/{len}: this is a network or broadcast address, expected a host's address"
             ));
         }
         if let Some(route) = iface.routes.iter().find(|route| !on_link(&iface.addresses, route.gateway)) {
             return Err(format!(
-                "{}: expected a gateway in a network that addr= is in; with a /32 address (IPv6: /128) the \
-                 gateway may be any",
+                "{}: expected a gateway in the network of an addr=, or an addr= with /32 (IPv6: /128), which allows any \
+                 gateway",
                 described(route)
             ));
         }
-        // These ports make room for frames of an MTU that they are told.
+        // These ports configure their buffers or device for the MTU.
         if let Some(field) = given_mtu
             && matches!(spec.bare(), PortSpec::Dpdk(_) | PortSpec::VirtioUser(_))
         {
@@ -207,16 +208,16 @@ impl FromStr for HostPortArg {
     }
 }
 
-/// Whether an address is that of a host, not of its network, nor the one for broadcasts there.
+/// Whether an address is a host's address, and neither the network's nor a broadcast address.
 fn is_host(prefix: &Prefix) -> bool {
     let IpAddr::V4(address) = prefix.address else { return true };
     let hosts = u32::MAX.checked_shr(prefix.len.into()).unwrap_or(0);
-    // Networks of one or two hosts have neither (RFC 3021).
+    // Networks with one or two addresses have neither (RFC 3021).
     let host = address.to_bits() & hosts;
     hosts < 2 || (host != 0 && host != hosts)
 }
 
-/// A route as it was written.
+/// A route in the syntax of `--port`.
 fn described(route: &Route) -> String {
     match route.to {
         Prefix { address, len: 0 } if address.is_unspecified() => format!("gw={}", route.gateway),
@@ -238,17 +239,17 @@ fn route(text: &str) -> Result<Route, String> {
     let longest = if address.is_ipv4() { 32 } else { 128 };
     let len: u8 = len.parse().ok().filter(|len| *len <= longest).ok_or_else(expected)?;
     if address.is_ipv4() != gateway.is_ipv4() {
-        return Err(format!("route={text}: the gateway is of another family, expected one of the network's"));
+        return Err(format!("route={text}: expected a network and a gateway of the same address family"));
     }
     let to = Prefix { address, len };
     let network = to.network();
     if network != address {
-        return Err(format!("route={text}: this is an address in the network, expected {network}/{len}"));
+        return Err(format!("route={text}: bits after the prefix are set, expected {network}/{len}"));
     }
     Ok(Route { to, gateway })
 }
 
-/// Whether a gateway is reached on the link. A host whose prefix has no other address reaches any gateway there, as with
+/// Whether a gateway can be reached on the link. A host with a /32 or /128 address reaches any gateway there, as with
 /// `onlink` of ip-route(8): clouds and Calico configure hosts like that.
 fn on_link(addresses: &[Prefix], gateway: IpAddr) -> bool {
     let link_local = matches!(gateway, IpAddr::V6(gateway) if gateway.is_unicast_link_local());
@@ -269,12 +270,12 @@ fn prefix(text: &str) -> Result<Prefix, String> {
     let longest = if address.is_ipv4() { 32 } else { 128 };
     let len = len.parse().ok().filter(|len| *len <= longest).ok_or_else(expected)?;
     if address.is_multicast() || address.is_unspecified() || address.is_loopback() {
-        return Err(format!("addr={text}: expected an address that a host can have"));
+        return Err(format!("addr={text}: expected a unicast address"));
     }
     Ok(Prefix { address, len })
 }
 
-/// A local Ethernet address made of an IP address: hosts on one link have different ones.
+/// A locally administered Ethernet address derived from an IP address, so that hosts on one link differ.
 fn own_mac(prefix: &Prefix) -> MacAddr {
     match prefix.address {
         IpAddr::V4(address) => {
@@ -422,7 +423,7 @@ mod tests {
         assert_eq!(port.spec.to_string(), "tap:tap0,offloads=off");
         assert_eq!((port.iface.addresses.len(), port.iface.routes.len(), port.iface.mtu), (2, 1, Some(9000)));
         assert_eq!(port.iface.mac, Some(MacAddr([0x02, 0x0f, 10, 0, 0, 2])));
-        // What a port wants to know of the MTU it is told, too; what its brackets hold is its own.
+        // Some ports get the MTU, too. Fields in brackets belong to the port.
         for (text, spec) in [
             ("virtio-user:/s,mtu=9000,addr=10.0.0.2/24,packed", "virtio-user:/s,packed,mtu=9000"),
             ("vhost:/s,mtu=9000,addr=10.0.0.2/24", "vhost:/s"),
@@ -466,17 +467,17 @@ mod tests {
             ("tap:tap0", "no address"),
             ("tap:tap0,addr=10.0.0.2", "addr=10.0.0.2: expected ADDRESS/LENGTH"),
             ("tap:tap0,addr=10.0.0.2/33", "expected ADDRESS/LENGTH"),
-            ("tap:tap0,addr=224.0.0.1/24", "that a host can have"),
-            ("tap:tap0,addr=10.0.0.0/24", "addr=10.0.0.0/24: this names the network"),
-            ("tap:tap0,addr=10.0.0.255/24", "expected one of them"),
-            ("tap:tap0,addr=10.0.0.2/24,gw=10.0.1.1", "gw=10.0.1.1: expected a gateway in a network"),
+            ("tap:tap0,addr=224.0.0.1/24", "expected a unicast address"),
+            ("tap:tap0,addr=10.0.0.0/24", "addr=10.0.0.0/24: this is a network or broadcast address"),
+            ("tap:tap0,addr=10.0.0.255/24", "expected a host's address"),
+            ("tap:tap0,addr=10.0.0.2/24,gw=10.0.1.1", "gw=10.0.1.1: expected a gateway in the network"),
             ("tap:tap0,addr=10.0.0.2/24,addr=fd00::2/128,gw=10.0.1.1", "gw=10.0.1.1: expected a gateway"),
             ("tap:tap0,addr=10.0.0.2/32,gw=10.0.0.2", "gw=10.0.0.2: expected a gateway"),
             ("tap:tap0,addr=10.0.0.2/32,gw=224.0.0.1", "gw=224.0.0.1: expected a gateway"),
             ("tap:tap0,addr=10.0.0.2/24,gw=x", "gw=x: expected an IPv4 or IPv6 address"),
             ("tap:tap0,addr=10.0.0.2/24,route=10.1.0.0/16", "expected NETWORK/LENGTH@GATEWAY"),
             ("tap:tap0,addr=10.0.0.2/24,route=10.1.2.3/16@10.0.0.1", "expected 10.1.0.0/16"),
-            ("tap:tap0,addr=10.0.0.2/24,route=10.1.0.0/16@fe80::1", "of another family"),
+            ("tap:tap0,addr=10.0.0.2/24,route=10.1.0.0/16@fe80::1", "same address family"),
             (
                 "tap:tap0,addr=10.0.0.2/24,route=10.1.0.0/16@10.0.1.1",
                 "route=10.1.0.0/16@10.0.1.1: expected a gateway",
@@ -485,7 +486,7 @@ mod tests {
             ("tap:tap0,addr=10.0.0.2/24,vlan=4095", "vlan=4095: expected 1 to 4094"),
             ("tap:tap0,addr=10.0.0.2/24,mtu=60", "mtu=60: expected 576 to 9000"),
             ("tap:tap0,addr=fd00::2/64,mtu=600", "mtu=600: expected 1280 or more"),
-            ("tap:tap0,addr=10.0.0.2/24,mac=ff:ff:ff:ff:ff:ff", "expected a station's address"),
+            ("tap:tap0,addr=10.0.0.2/24,mac=ff:ff:ff:ff:ff:ff", "expected a unicast address"),
             ("tap:tap0,addr=10.0.0.2/24,what=1", "what"),
         ] {
             let error = text.parse::<HostPortArg>().unwrap_err();

@@ -96,9 +96,9 @@ pub enum ServeError {
     Taken { path: PathBuf, process: u32 },
     /// a process listens at {path:?}: stop it, or choose another path
     InUse { path: PathBuf },
-    /// {path:?} is there, and no socket: remove it, or choose another path
+    /// {path:?} exists and is not a socket: remove it, or choose another path
     NoSocket { path: PathBuf },
-    /// {path:?} is there, and no lock of a stack, which has a process's number or nothing: remove it, or choose another path
+    /// {path:?} exists and is not a stack's lock file, which is empty or has a process number: remove it, or choose another path
     NoLock { path: PathBuf },
     /// {path:?}: a path of {found} bytes, expected 1 to {LONGEST:?}: choose a shorter one
     Length { path: PathBuf, found: usize },
@@ -106,8 +106,8 @@ pub enum ServeError {
     Path { what: &'static str, path: PathBuf, source: Errno },
     /// {what}: {source}
     System { what: &'static str, source: Errno },
-    /// a pair of Unix sockets does not show when it is full, with any send buffer of 4 to 64 KiB: this kernel cannot tell
-    /// applications when they can write
+    /// a full Unix socket pair stays writable with every send buffer of 4 to 64 KiB: on this kernel applications cannot learn
+    /// when they can write
     Pair,
 }
 
@@ -355,7 +355,7 @@ impl App for Serve {
             Event::Closed(conn, cause) => self.over(conn, cause),
             Event::Failed(conn, cause) => self.failed(conn, cause),
             Event::AddressConflict { address, .. } => {
-                tracing::warn!(%address, "somebody else has this address: it is not used");
+                tracing::warn!(%address, "another host uses this address: it stays unused");
             }
         }
     }

@@ -75,9 +75,8 @@ fn check_segment(segment: Option<u16>, mtus: &[HostMtu]) -> Result<(), SwitchErr
     let wanted = segment.saturating_add(TIMED_HEADERS);
     let mtus = mtus.iter().map(|mtu| mtu.shared().load(Ordering::Relaxed)).enumerate();
     match mtus.into_iter().find(|(_, mtu)| *mtu < wanted) {
-        Some((port, mtu)) => Field::Segment.refuse(format!(
-            "{segment}: packets by port {port} have {mtu} bytes at most, expected {wanted} or more"
-        )),
+        Some((port, mtu)) => Field::Segment
+            .refuse(format!("{segment}: the MTU of port {port} is {mtu}, expected {wanted} or more")),
         None => Ok(()),
     }
 }

@@ -45,13 +45,13 @@ impl HostMtu {
             && usize::from(given) > found
         {
             return Some(format!(
-                "warning: port{port}: mtu={given} is above its interface's MTU of {found}: packets have {} bytes at most",
+                "warning: port{port}: mtu={given} is above its interface's MTU of {found}: the host's MTU is {}",
                 choose(self.given, self.found)
             ));
         }
         let least = if self.has_v6 { LEAST_V6 } else { LEAST };
         (found < least.into()).then(|| {
-            format!("warning: port{port}: its interface's MTU is {found}, expected {least} or more: longer packets are lost")
+            format!("warning: port{port}: its interface's MTU is {found}, expected {least} or more: the interface drops longer packets")
         })
     }
 
@@ -65,7 +65,7 @@ impl HostMtu {
         self.found = found;
         let mtu = choose(self.given, found);
         if self.now.swap(mtu, Ordering::Relaxed) != mtu {
-            tracing::info!("port{}: packets have {mtu} bytes at most, by its interface's MTU", self.port);
+            tracing::info!("port{}: the host's MTU is now {mtu}, the MTU of its interface", self.port);
         }
         if let Some(warning) = self.warning() {
             tracing::warn!("{}", warning.trim_start_matches("warning: "));

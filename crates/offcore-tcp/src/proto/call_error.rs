@@ -5,24 +5,24 @@
 pub enum CallError {
     /// no route to the address
     NoRoute,
-    /// whether our own address is somebody else's, too, is not known yet
+    /// duplicate address detection for the own address has not finished
     Tentative,
-    /// the address is not one of this stack's
+    /// the stack does not have this address
     NotOurs,
     /// the address and port are in use
     InUse,
-    /// every port that could be chosen is in use
+    /// all ephemeral ports are in use
     NoPort,
-    /// there are as many connections as may be
+    /// the maximum number of connections is open
     TooMany,
-    /// another worker receives what comes for these addresses and ports
+    /// packets for these addresses and ports arrive at another worker
     Elsewhere,
-    /// the connection is gone
+    /// the connection has ended
     Gone,
-    /// there is no such application, or it is gone
+    /// no such application
     NoApp,
-    /// the connection's stream has been ended, or is not open yet
+    /// the connection's stream has ended or is not open yet
     NotOpen,
-    /// an index of the application's end means nothing
+    /// an index from the application is out of range
     Misuse,
 }

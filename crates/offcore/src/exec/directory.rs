@@ -53,7 +53,7 @@ impl Directory {
                 }
             }
         }
-        bail!("{}: every name for a new directory is taken", parent.display())
+        bail!("{}: no unused name for a new directory was found", parent.display())
     }
 
     pub(super) fn path(&self) -> &Path {

@@ -89,13 +89,12 @@ fn usable(path: &Path, user: u32) -> io::Result<()> {
     home::make(path)?;
     let found = fs::symlink_metadata(path)?;
     if !found.is_dir() || found.uid() != user || found.mode() & 0o022 != 0 {
-        let expected =
-            format!("expected a directory of user {user} that nobody else can write to: remove it");
+        let expected = format!("expected a directory that only user {user} can write to: remove it");
         return Err(io::Error::other(expected));
     }
     let mounted = rustix::fs::statvfs(path)?.f_flag;
     match mounted.contains(rustix::fs::StatVfsMountFlags::NOEXEC) {
-        true => Err(io::Error::other("it is mounted noexec: nothing can be loaded from there")),
+        true => Err(io::Error::other("it is mounted noexec, so libraries cannot be loaded from it")),
         false => Ok(()),
     }
 }

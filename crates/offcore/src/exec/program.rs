@@ -22,12 +22,12 @@ const LONGEST: usize = 256;
 const SHELL: &str = "/bin/sh";
 
 /// What is expected of a file's content.
-const GLIBC: &str = "a program that is linked with glibc when it starts (x86-64, 64 bits)";
+const GLIBC: &str = "a program dynamically linked with glibc (x86-64, 64 bits)";
 
 /// Why a program cannot be run on the stack.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProgramError {
-    #[error("{}: no such program: expected a path, or a name in PATH", shown(.0))]
+    #[error("{}: program not found: expected a path, or a name in PATH", shown(.0))]
     NotFound(OsString),
     #[error("{}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
@@ -89,7 +89,7 @@ impl Program {
             Ok(found) if found.is_dir() => unfit(&path, "a directory".into(), expected),
             Ok(found) if !found.is_file() => unfit(&path, "no file".into(), expected),
             Ok(found) if found.mode() & 0o111 == 0 => {
-                unfit(&path, "a file that nobody may execute".into(), "one with that right (chmod +x)")
+                unfit(&path, "a file without execute permission".into(), "an executable one (chmod +x)")
             }
             Ok(_) => Ok(Self { path, by_shell: false }),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -164,7 +164,7 @@ fn privileges(path: &Path) -> Result<(), ProgramError> {
 fn missing<T>(path: PathBuf, interpreter: &Path) -> Result<T, ProgramError> {
     let ends_in_cr = interpreter.as_os_str().as_bytes().ends_with(b"\r");
     let advice = if ends_in_cr { ": the script's lines end in CR LF, expected LF" } else { "" };
-    let found = format!("its interpreter {} is not there{advice}", shown(interpreter.as_os_str()));
+    let found = format!("its interpreter {} was not found{advice}", shown(interpreter.as_os_str()));
     Err(ProgramError::Read { path, source: std::io::Error::new(ErrorKind::NotFound, found) })
 }
 
@@ -209,15 +209,15 @@ fn found_in(bytes: &[u8]) -> Result<Option<String>, read::Error> {
         return Ok(Some("neither an ELF file nor a script".into()));
     }
     if bytes.get(4) == Some(&elf::ELFCLASS32) {
-        return Ok(Some("a program of 32 bits".into()));
+        return Ok(Some("a 32-bit program".into()));
     }
     let header = FileHeader64::<Endianness>::parse(bytes)?;
     let endian = header.endian()?;
     if header.e_machine(endian) != elf::EM_X86_64 {
-        return Ok(Some("a program of another processor".into()));
+        return Ok(Some("a program for another processor".into()));
     }
     if !matches!(header.e_type(endian), elf::ET_EXEC | elf::ET_DYN) {
-        return Ok(Some("an ELF file that is no program, such as an object file".into()));
+        return Ok(Some("an ELF file that is not a program, such as an object file".into()));
     }
     if is_go(header, endian, bytes) {
         return Ok(Some("a Go program, which makes system calls without libc".into()));

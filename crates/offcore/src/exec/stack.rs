@@ -60,9 +60,9 @@ pub(super) fn reach(path: &Path) -> Result<()> {
             bail!("no stack at {path}: {}", io::Error::from_raw_os_error(error.cast_signed()))
         }
         Some(Welcome { version, .. }) => bail!(
-            "the stack at {path} speaks version {version}, this program version {VERSION}: use both of one build"
+            "the stack at {path} has version {version}, this program has version {VERSION}: use the same build of both"
         ),
-        None => bail!("no stack at {path}: who serves it is none"),
+        None => bail!("no stack at {path}: the process that serves it is not a stack"),
     }
 }
 
@@ -71,22 +71,20 @@ fn missing(path: &Path, error: Errno) -> String {
     let serve = format!("start `offcore tcp --port ... --serve {}`, or give --port here", path.display());
     let expected = "expected the socket of `offcore tcp --serve`: name that, or give --port here";
     match (error, fs::metadata(path)) {
-        (Errno::NOENT | Errno::NOTDIR, _) => format!("nothing is there: {serve}"),
+        (Errno::NOENT | Errno::NOTDIR, _) => format!("no such file: {serve}"),
         (Errno::CONNREFUSED, Ok(found)) if found.is_dir() => format!("found a directory, {expected}"),
         (Errno::CONNREFUSED, Ok(found)) if !found.file_type().is_socket() => {
-            format!("found a file that is no socket, {expected}")
+            format!("found a file that is not a socket, {expected}")
         }
-        (Errno::CONNREFUSED, _) => format!("nobody serves it: {serve}"),
-        (Errno::PROTOTYPE, _) => format!("found the socket of something else, {expected}"),
-        (Errno::ACCESS, _) => "this user may not: see --allow-uid of `offcore tcp`".into(),
+        (Errno::CONNREFUSED, _) => format!("no process listens there: {serve}"),
+        (Errno::PROTOTYPE, _) => format!("found the socket of another program, {expected}"),
+        (Errno::ACCESS, _) => "access denied for this user: see --allow-uid of `offcore tcp`".into(),
         (Errno::AGAIN, _) => {
             let time = BEGINS_WITHIN.as_secs();
-            format!(
-                "who serves it has not answered within {time} s: continue it if it is stopped, or start it again"
-            )
+            format!("the stack has not answered within {time} s: continue it if it is stopped, or restart it")
         }
         (Errno::CONNRESET | Errno::PIPE, _) => {
-            "who serves it hangs up: it is no stack, or too many programs begin at once".into()
+            "the server closed the connection: it is not a stack, or too many programs start at once".into()
         }
         (error, _) => error.to_string(),
     }
@@ -157,7 +155,7 @@ impl Stack {
                 bail!("the stack has ended: {status}");
             }
             if since.elapsed() > BEGINS_WITHIN {
-                bail!("the stack does not serve within {} s", BEGINS_WITHIN.as_secs());
+                bail!("the stack did not start within {} s", BEGINS_WITHIN.as_secs());
             }
             thread::sleep(LOOK_EVERY);
         }
@@ -192,14 +190,14 @@ impl Stack {
             if let Some(first) = left.first().filter(|_| !said) {
                 said = true;
                 say(&format!(
-                    "the program has ended and left process {} ({}): the stack goes on until that ends, Ctrl-C ends both",
+                    "the program has ended and left process {} ({}): the stack runs until that process ends; Ctrl-C ends both",
                     first.as_raw_pid(),
                     name_of(*first)
                 ));
             }
             left
         });
-        status.context("the program has ended unseen")
+        status.context("the program ended, but its exit status was not found")
     }
 
     /// Waits until no process is alive. Once this command is told to stop, they are, and killed if they do not, or if it is told
@@ -239,7 +237,7 @@ impl Stack {
             if pid == stack {
                 self.ended = true;
                 let status = ExitStatus::from_raw(status.as_raw());
-                say(&format!("the stack has ended ({status}), and with it all connections on it"));
+                say(&format!("the stack has ended ({status}): all its connections are lost"));
             }
             if pid == program {
                 ended = Some(ExitStatus::from_raw(status.as_raw()));

@@ -57,13 +57,13 @@ w = udp(); w.bind(('{ours}', 5301))"
         "listen tcp 0.0.0.0:9000: stack, and kernel (all addresses)",
         "bind tcp 127.0.0.1:9001: kernel (loopback, multicast or broadcast)",
         &format!("listen tcp {ours}:9002: stack"),
-        &format!("bind tcp {KERNEL}:9003: kernel (an address of the kernel's own)"),
+        &format!("bind tcp {KERNEL}:9003: kernel (an address of the kernel)"),
         "connect tcp 127.0.0.1:9001: kernel (loopback, multicast or broadcast)",
-        &format!("connect tcp {KERNEL}:9003: kernel (an address of the kernel's own)"),
-        &format!("connect tcp {ours}:9000: kernel (by loopback: an address of the stack's own)"),
+        &format!("connect tcp {KERNEL}:9003: kernel (an address of the kernel)"),
+        &format!("connect tcp {ours}:9000: kernel (by loopback: an address of the stack)"),
         "connect tcp 10.77.0.9:80: stack",
-        "connect tcp 192.0.2.1:80: kernel (the stack has no way there)",
-        "bind udp 0.0.0.0:5300: kernel (until it sends: no --only names it)",
+        "connect tcp 192.0.2.1:80: kernel (the stack has no route)",
+        "bind udp 0.0.0.0:5300: kernel (until it sends: no --only rule matches)",
         "send udp 10.77.0.9:53: stack",
         &format!("bind udp {ours}:5301: stack"),
     ];
@@ -74,8 +74,8 @@ u = udp(); u.bind(('0.0.0.0', 53))";
     let output = told(&stage, &stage.netns, &["tcp:9000", "udp:53"], script).output().unwrap();
     let expected = [
         "listen tcp 0.0.0.0:9000: stack, and kernel (all addresses)",
-        "listen tcp 0.0.0.0:9001: kernel (no --only names it)",
-        "connect tcp 10.77.0.9:80: kernel (no --only names it)",
+        "listen tcp 0.0.0.0:9001: kernel (no --only rule matches)",
+        "connect tcp 10.77.0.9:80: kernel (no --only rule matches)",
         "bind udp 0.0.0.0:53: stack",
     ];
     assert_eq!(lines(&output), expected);

@@ -82,7 +82,7 @@ fn failures_show_no_usage() {
     let dir = TempDir::new().unwrap();
     std::fs::write(dir.file("file"), "").unwrap();
     for (flags, code, words) in [
-        ("tcp --port tap:t0,addr=10.78.0.2/24 --serve $dir/file", 1, "is there, and no socket"),
+        ("tcp --port tap:t0,addr=10.78.0.2/24 --serve $dir/file", 1, "exists and is not a socket"),
         ("exec --port af_packet:none,addr=10.78.0.2/24 true", 1, "there is no interface 'none'"),
         (
             "exec --port tap:t0,addr=10.78.0.2/24 --port tap:t0,addr=10.78.0.3/24 true",

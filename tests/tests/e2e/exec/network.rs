@@ -82,7 +82,7 @@ fn sockets_fail_without_the_stack() {
     let ask = |flags: &[&str], script_text: &str| printed(script(&stage, &stage.netns, flags, script_text));
     assert_eq!(ask(&[], ASKS).0, format!("{UNDER_WAY}; listens; listens\n"));
     for (number, error, first, words) in [
-        (SOCKET, EAFNOSUPPORT, true, "may not make Unix sockets (AF_UNIX)"),
+        (SOCKET, EAFNOSUPPORT, true, "may not create Unix sockets (AF_UNIX)"),
         (SENDMSG, EPERM, false, "may not use sendmsg and recvmsg"),
         (CONNECT, EPERM, false, "may not connect Unix sockets"),
     ] {
@@ -147,9 +147,9 @@ s = socket.socket(); s.bind(('{}', 9000)); s.listen()",
         STACK[0]
     );
     let expected = format!(
-        "connect tcp {KERNEL}:80: kernel (an address of the kernel's own)
+        "connect tcp {KERNEL}:80: kernel (an address of the kernel)
 connect tcp 10.77.0.9:80: stack
-connect udp 10.77.0.255:80: kernel (an address of the kernel's own)
+connect udp 10.77.0.255:80: kernel (an address of the kernel)
 listen tcp {}:9000: stack
 ",
         STACK[0]

@@ -61,7 +61,7 @@ fn programs_that_cannot_be_preloaded() {
 
     let mut narrow = unchanged.clone();
     narrow[4] = 1;
-    refused(&executable(&dir, "narrow", &narrow), &["narrow: a program of 32 bits", "64 bits"]);
+    refused(&executable(&dir, "narrow", &narrow), &["narrow: a 32-bit program", "64 bits"]);
     let mut other = unchanged.clone();
     other[18] = 183;
     refused(&executable(&dir, "other", &other), &["another processor"]);
@@ -87,27 +87,27 @@ fn programs_that_cannot_be_preloaded() {
     ends_with(
         127,
         &executable(&dir, "gone", script("/nowhere/sh").as_bytes()),
-        &["gone: its interpreter /nowhere/sh is not there"],
+        &["gone: its interpreter /nowhere/sh was not found"],
     );
 
-    ends_with(127, "/nowhere/at/all", &["/nowhere/at/all: no such program"]);
+    ends_with(127, "/nowhere/at/all", &["/nowhere/at/all: program not found"]);
     // The end of a line is seen that Windows has.
     for (line, seen) in [
-        ("/bin/sh\r", "crlf: its interpreter /bin/sh\\r is not there: the script's lines end in CR LF"),
-        ("/usr/bin/env sh\r", "sh\\r: no such program"),
+        ("/bin/sh\r", "crlf: its interpreter /bin/sh\\r was not found: the script's lines end in CR LF"),
+        ("/usr/bin/env sh\r", "sh\\r: program not found"),
     ] {
         ends_with(127, &executable(&dir, "crlf", script(line).as_bytes()), &[seen]);
     }
-    ends_with(127, "", &["'': no such program"]);
+    ends_with(127, "", &["'': program not found"]);
     // A text that names no interpreter would run: a shell takes it.
     ends_with(1, &executable(&dir, "text", b"echo it runs\n"), &["no stack at /nowhere/at/all"]);
 
-    ends_with(127, &dir.file("text/below").display().to_string(), &["no such program"]);
-    ends_with(127, "no-such-program", &["no-such-program: no such program", "PATH"]);
+    ends_with(127, &dir.file("text/below").display().to_string(), &["program not found"]);
+    ends_with(127, "no-such-program", &["no-such-program: program not found", "PATH"]);
     refused(&dir.path().display().to_string(), &["a directory, expected an executable file"]);
     let plain = dir.file("plain").display().to_string();
     fs::write(&plain, &unchanged).unwrap();
-    refused(&plain, &["plain: a file that nobody may execute", "chmod +x"]);
+    refused(&plain, &["plain: a file without execute permission", "chmod +x"]);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn programs_whose_headers_are_broken() {
     // It does not start these: program headers elsewhere, of another size, and a file of another type.
     refused(&with(0x20, &[0xff; 7]), &["an ELF file that cannot be read"]);
     refused(&with(0x36, &[7, 0]), &["an ELF file that cannot be read"]);
-    refused(&with(0x10, &[1, 0]), &["an ELF file that is no program"]);
+    refused(&with(0x10, &[1, 0]), &["an ELF file that is not a program"]);
     // Whatever is cut off or changed in the first KB, it is said in words.
     for len in (0..1024).step_by(7) {
         exec_does_not_panic(&executable(&dir, "broken", &unchanged[..len]));
@@ -157,11 +157,11 @@ fn paths_where_no_stack_is() {
     rustix::net::bind(&socket, &SocketAddrUnix::new(&left).unwrap()).unwrap();
     drop(socket);
     for (path, found, expected) in [
-        (dir.file("none"), "nothing is there", "start `offcore tcp"),
+        (dir.file("none"), "no such file", "start `offcore tcp"),
         (dir.path().to_owned(), "found a directory", "expected the socket of `offcore tcp --serve`"),
-        (file, "found a file that is no socket", "expected the socket of `offcore tcp --serve`"),
-        (stream, "found the socket of something else", "expected the socket of `offcore tcp --serve`"),
-        (left, "nobody serves it", "start `offcore tcp"),
+        (file, "found a file that is not a socket", "expected the socket of `offcore tcp --serve`"),
+        (stream, "found the socket of another program", "expected the socket of `offcore tcp --serve`"),
+        (left, "no process listens there", "start `offcore tcp"),
         (dir.file(&"x".repeat(120)), "a path of 1", "expected 1 to 107"),
     ] {
         let mut command = Command::new(offcore::binary().unwrap());

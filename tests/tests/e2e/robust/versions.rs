@@ -69,7 +69,7 @@ fn another_version_is_named_beside_ones_own() {
         let output = exec(&path);
         let said = String::from_utf8_lossy(&output.stderr);
         let expected =
-            format!("speaks version {theirs}, this {what} version {VERSION}: use both of one build");
+            format!("has version {theirs}, this {what} has version {VERSION}: use the same build of both");
         assert!(said.contains(&expected) && said.contains(path.to_str().unwrap()), "{expected}: {said}");
         assert_eq!(said.lines().count(), 1, "{said}");
         assert!(!output.status.success());

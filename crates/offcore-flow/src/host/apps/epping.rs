@@ -275,7 +275,7 @@ impl App for Epping {
                 tally.began.get_or_insert_with(tsc::now);
             }
             Event::Closed(conn, cause) if ours(conn) => {
-                tracing::warn!(to = %self.config.to, ?cause, "the connection is over; asking again in a second");
+                tracing::warn!(to = %self.config.to, ?cause, "the connection ended; retrying in a second");
                 lock(&self.config.tally).ended = Some(cause);
                 self.again = self.again.max(calls.now + AGAIN_MICROS);
                 self.end(calls);

@@ -176,7 +176,7 @@ impl App for FileServer {
             }
             Event::Failed(..) => {}
             Event::AddressConflict { address, .. } => {
-                tracing::warn!(%address, "somebody else has this address: it is not used");
+                tracing::warn!(%address, "another host uses this address: it stays unused");
             }
         }
     }

@@ -209,7 +209,7 @@ impl App for Streams {
             }
             Event::Failed(..) => {}
             Event::AddressConflict { address, .. } => {
-                tracing::warn!(%address, "somebody else has this address: it is not used");
+                tracing::warn!(%address, "another host uses this address: it stays unused");
             }
         }
     }

@@ -52,13 +52,13 @@ impl Serve {
                     self.knocking = false;
                     return;
                 }
-                Err(error) => return self.refuse(now, "a process has to wait", error),
+                Err(error) => return self.refuse(now, "a process waits to attach", error),
             };
             let generation = self.next_generation();
             let user = self.may_attach(&socket).map_or(STRANGER, |who| who.uid());
             let guest = Guest { generation, user, socket, since: now, invited: false, waits: None };
             if let Err((error, socket)) = self.take_guest(guest) {
-                self.refuse(now, "a process has to try again", error);
+                self.refuse(now, "a process was refused and must attach again", error);
                 self.errands.close_socket(user, socket);
             }
         }
@@ -110,8 +110,8 @@ impl Serve {
         if self.refusals.may(now) {
             let (process, user) = credentials(socket).map_or((0, STRANGER), |who| (who.pid(), who.uid()));
             let may = self.may_attach(socket).is_ok();
-            let remedy = if may { "" } else { ": --allow-uid lets its user in" };
-            tracing::warn!(process, user, %error, "a process is not let in{remedy}");
+            let remedy = if may { "" } else { ": admit its user with --allow-uid" };
+            tracing::warn!(process, user, %error, "a process could not attach{remedy}");
         }
     }
 
@@ -154,7 +154,7 @@ impl Serve {
             None => {
                 if len > 0 {
                     self.misuse(
-                        "a process begins with what is no message: its socket is closed",
+                        "a process sent an invalid first message: its socket was closed",
                         0,
                         calls.now,
                     );
@@ -422,7 +422,7 @@ impl Serve {
                 let _ = wire::send(answer_to.as_fd(), &answer.to_bytes(), &[theirs.as_fd()]);
             }),
             Err(error) => {
-                self.refuse(calls.now, "a process's child is not let in", error);
+                self.refuse(calls.now, "a child process could not attach", error);
                 self.errands.close(user, answer_to);
             }
         }

@@ -141,7 +141,7 @@ impl Serve {
     fn close_channel(&mut self, key: Key, misused: bool, calls: &mut Calls<'_>) {
         let app = usize::from(key.app);
         if misused {
-            self.misuse("a process says what is no message: its socket is closed", app, calls.now);
+            self.misuse("a process sent an invalid message: its socket was closed", app, calls.now);
         }
         let Some(process) = self.app(app).and_then(|app| app.process(key.number, key.generation)) else {
             return;

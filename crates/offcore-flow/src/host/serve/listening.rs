@@ -25,7 +25,7 @@ const KERNELS: usize = 64;
 const ACCEPTED: usize = 64;
 
 /// What is said of a listener whose connections of the kernel's cannot be taken.
-pub(super) const UNHEARD: &str = "connections of the kernel's do not come to a listener";
+pub(super) const UNHEARD: &str = "a listener does not get the kernel's connections";
 
 /// A connection on its way to the application.
 type Passed = (Accepted, OwnedFd);
@@ -83,7 +83,7 @@ impl Serve {
                 }
                 Err(error) => {
                     calls.stack.abort(calls.now, conn, calls.out);
-                    self.refuse(calls.now, "a connection is reset: there is no session for it", error);
+                    self.refuse(calls.now, "a connection was reset: no session could be created", error);
                 }
             }
         }

@@ -73,7 +73,7 @@ impl Peers {
         let known = try_out() == Ok(true);
         if !known {
             tracing::warn!(
-                "the kernel does not tell of Unix sockets' peers (CONFIG_UNIX_DIAG): a session whose both directions were \
+                "the kernel lacks socket diagnostics for Unix sockets (CONFIG_UNIX_DIAG): a session with both directions \
                  shut down counts as closed"
             );
         }

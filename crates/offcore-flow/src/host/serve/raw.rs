@@ -286,7 +286,7 @@ impl Serve {
             tracing::warn!(
                 application = app,
                 session = number,
-                "what was written to a descriptor without the library is lost: it is neither an open stream nor a datagram socket with a peer"
+                "data written without the preload library is lost: the session is neither an open stream nor a connected datagram socket"
             );
         }
         self.look_at(app, number, calls);

@@ -102,7 +102,7 @@ impl Serve {
 
     /// What an application has stored means nothing: the stack has let go of the connection.
     fn reset(&mut self, app: usize, number: u32, now: u64) {
-        self.misuse("a session is reset: its application has stored an index that means nothing", app, now);
+        self.misuse("a session was reset: its application stored an invalid index", app, now);
         let Self { apps, counts, watch, by_conn, peers, errands, .. } = self;
         let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
         let Some((session, slot)) = application.both(number) else { return };

@@ -164,7 +164,7 @@ impl Serve {
         tracing::warn!(
             application = app,
             user,
-            "an application is ended: to wake it up takes {:.0} ms, since it waits for a session many thousand times",
+            "an application was detached: waking it up takes {:.0} ms, since one of its sessions has thousands of waiters",
             tsc::to_ns(taken) / 1e6
         );
         // They are closed where nobody waits for that.
