@@ -164,7 +164,7 @@ pub(crate) fn of(slot: &Slot, end: End) -> SocketAddr {
     SocketAddr::new(ip, port)
 }
 
-/// Connects a socket of the kernel's.
+/// Connects a kernel socket.
 pub(crate) fn connect(fd: c_int, address: SocketAddr) -> Result<(), Errno> {
     // SAFETY: a structure of numbers.
     let mut storage: sockaddr_storage = unsafe { mem::zeroed() };

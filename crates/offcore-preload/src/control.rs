@@ -36,7 +36,7 @@ impl Control {
     /// `EINVAL` for an unknown message, and for a wrong length or value, as on Linux.
     ///
     /// # Safety
-    /// The header's addresses are the program's to be read.
+    /// The header's addresses can be read.
     pub(crate) unsafe fn of(header: &msghdr, v6: bool) -> Result<Self, Errno> {
         let mut all = Self::default();
         if header.msg_control.is_null() {
@@ -68,7 +68,7 @@ impl Control {
     }
 
     /// # Safety
-    /// The data is the program's to be read.
+    /// The data can be read.
     unsafe fn take(&mut self, level: c_int, kind: c_int, data: &Data, v6: bool) -> Result<(), Errno> {
         let byte = |value: c_int, least: c_int| {
             u8::try_from(value).ok().filter(|byte| c_int::from(*byte) >= least).ok_or(libc::EINVAL)
@@ -147,7 +147,7 @@ struct Data {
 
 impl Data {
     /// # Safety
-    /// The data is there, and the type is a structure of numbers.
+    /// The data can be read, and the type is a structure of numbers.
     unsafe fn read<T: Copy>(&self) -> Result<T, Errno> {
         if self.len != size_of::<T>() {
             return Err(libc::EINVAL);
@@ -157,7 +157,7 @@ impl Data {
     }
 }
 
-/// Room of a program's for control messages.
+/// A program's buffer for control messages.
 struct Room {
     at: *mut u8,
     left: usize,
@@ -166,10 +166,10 @@ struct Room {
 }
 
 impl Room {
-    /// Appends a message, as much of it as there is room for.
+    /// Appends a message, truncated if the buffer is too short.
     ///
     /// # Safety
-    /// The room is the program's to be written.
+    /// The buffer can be written.
     unsafe fn put<T: Copy>(&mut self, level: c_int, kind: c_int, value: T) {
         let head = size_of::<cmsghdr>();
         if self.left < head {
@@ -199,7 +199,7 @@ impl Room {
 /// `UDP_GRO` has joined.
 ///
 /// # Safety
-/// The header's addresses are the program's to be written.
+/// The header's addresses can be written.
 pub(crate) unsafe fn tell(session: &Session, header: &mut msghdr, of: &Header, segment: Option<u16>) {
     let port = address::of(session.slot, End::Ours).port();
     let bits = options::bits(session);
@@ -226,7 +226,7 @@ pub(crate) unsafe fn tell(session: &Session, header: &mut msghdr, of: &Header, s
 }
 
 /// # Safety
-/// The room is the program's to be written.
+/// The buffer can be written.
 unsafe fn tell_of_socket(room: &mut Room, more: &More, bits: u32, times: bool) {
     let (seconds, micros) = ((more.time / 1_000_000) as i64, (more.time % 1_000_000) as i64);
     let time = timespec { tv_sec: seconds, tv_nsec: micros * 1000 };
@@ -250,7 +250,7 @@ unsafe fn tell_of_socket(room: &mut Room, more: &More, bits: u32, times: bool) {
 }
 
 /// # Safety
-/// The room is the program's to be written.
+/// The buffer can be written.
 unsafe fn tell_of_v4(room: &mut Room, more: &More, bits: u32, local: Ipv4Addr, port: u16) {
     let index = more.index as c_int;
     let address = libc::in_addr { s_addr: u32::from_ne_bytes(local.octets()) };
@@ -281,7 +281,7 @@ unsafe fn tell_of_v4(room: &mut Room, more: &More, bits: u32, local: Ipv4Addr, p
 }
 
 /// # Safety
-/// The room is the program's to be written.
+/// The buffer can be written.
 unsafe fn tell_of_v6(room: &mut Room, more: &More, bits: u32, local: Ipv6Addr, port: u16) {
     let address = libc::in6_addr { s6_addr: local.octets() };
     // SAFETY: the caller's promise; structures of numbers.

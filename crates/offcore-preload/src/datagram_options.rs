@@ -44,7 +44,7 @@ pub(crate) mod bit {
     pub(crate) const TOLD: u32 = (1 << 12) - 1;
 }
 
-/// Where the value of an option lies: `bits` bits of word `word`, from bit `shift` on.
+/// The place of an option's value: `bits` bits of word `word`, from bit `shift` on.
 struct Row {
     level: c_int,
     name: c_int,
@@ -116,7 +116,7 @@ pub(crate) fn has(level: c_int, name: c_int) -> bool {
     find(level, name).is_some()
 }
 
-/// Whether an option can have a value. Timestamps of sent packets are not supported.
+/// Whether an option accepts a value. Timestamps of sent packets are not supported.
 pub(crate) fn can_be(level: c_int, name: c_int, value: c_int) -> bool {
     let known = TIMESTAMPING_RX_SOFTWARE | TIMESTAMPING_SOFTWARE | TIMESTAMPING_OF_HARDWARE;
     (level, name) != (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) || value as u32 & !known == 0
@@ -182,18 +182,18 @@ pub(crate) fn to_send(session: &Session, to: IpAddr) -> More {
     More { hops, tos, path_mtu: path_mtu as u8, segment: paths as u16, ..More::default() }
 }
 
-/// How [`Kept`](offcore_session::slot::Kept) names an option.
+/// The name of an option in [`Kept`](offcore_session::slot::Kept).
 pub(crate) fn kept_name(level: c_int, name: c_int) -> u32 {
     ((level as u32 & 0xff) + 1) << 16 | name as u32 & 0xffff
 }
 
-/// Whether a datagram socket may send to all of a network.
+/// Whether a datagram socket may send broadcasts.
 pub(crate) fn may_broadcast(session: &Session) -> bool {
     let kept = session.slot.kept.get(kept_name(libc::SOL_SOCKET, libc::SO_BROADCAST));
     kept.is_some_and(|value| value != 0)
 }
 
-/// Remembers that the kernel's socket, whose place it has taken, may.
+/// Allows broadcasts, as the replaced kernel socket did.
 pub(crate) fn allow_broadcast(session: &Session) {
     session.slot.kept.set(kept_name(libc::SOL_SOCKET, libc::SO_BROADCAST), 1);
 }

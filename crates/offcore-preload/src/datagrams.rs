@@ -20,12 +20,12 @@ use crate::session::Session;
 use crate::sys::Errno;
 use crate::vectors::Buffers;
 
-/// A datagram that was received: bytes copied, its own length, and its header.
+/// A received datagram: the number of copied bytes, its length, and its header.
 pub(crate) struct Received {
     pub(crate) copied: usize,
     pub(crate) len: usize,
     pub(crate) header: Header,
-    /// The length of each datagram that `UDP_GRO` has joined.
+    /// The length of each datagram joined by `UDP_GRO`.
     pub(crate) segment: Option<u16>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn connect(session: &Session, to: Option<SocketAddr>) -> Result<(), E
 /// Receives a datagram; `None` when it has been shut down and there is none.
 ///
 /// # Safety
-/// The buffers are the program's to be written.
+/// The buffers can be written.
 pub(crate) unsafe fn receive(
     session: &Session,
     buffers: Buffers<'_>,
@@ -95,7 +95,7 @@ pub(crate) unsafe fn receive(
 /// Takes the oldest datagram; `None` when there is none.
 ///
 /// # Safety
-/// The buffers are the program's to be written.
+/// The buffers can be written.
 unsafe fn take(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<Option<Received>, Errno> {
     let _lock = Held::new(&session.slot.wishes.reading);
     loop {
@@ -124,7 +124,7 @@ impl Taken {
 /// `None`: a signal handler has read in between.
 ///
 /// # Safety
-/// The buffers are the program's to be written.
+/// The buffers can be written.
 unsafe fn take_once(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<Option<Taken>, Errno> {
     let mut reader = session.reader()?;
     let mut header = [0; HEADER_LEN];
@@ -157,10 +157,10 @@ unsafe fn take_once(session: &Session, buffers: Buffers<'_>, how: c_int) -> Resu
 }
 
 /// Joins the first datagram with the following ones, as GRO of Linux does: they have the same sender and length, and the last
-/// one may be shorter. They begin at byte `skip`. Returns their length in the FIFO.
+/// one may be shorter. They begin at byte `skip`. Returns the length of all of them in the FIFO.
 ///
 /// # Safety
-/// The buffers are the program's to be written.
+/// The buffers can be written.
 unsafe fn join(
     reader: &app::Reader<Mapped>,
     skip: usize,
@@ -226,7 +226,7 @@ fn may_be_sent_to(session: &Session, to: IpAddr) -> Result<(), Errno> {
     if to.is_unspecified() || to.is_loopback() { Err(libc::ENETUNREACH) } else { Ok(()) }
 }
 
-/// Checks the length of a datagram. Segments, and datagrams that must not be fragmented, have to fit the path MTU.
+/// Checks the length of a datagram. Segments and unfragmented datagrams must fit the path MTU.
 fn check_len(session: &Session, more: &More, v6: bool, len: usize) -> Result<(), Errno> {
     let segment = usize::from(more.segment);
     let piece = if segment > 0 { len.min(segment) } else { len };
@@ -239,10 +239,10 @@ fn check_len(session: &Session, more: &More, v6: bool, len: usize) -> Result<(),
     if segment > 0 && len > segment * SENT_SEGMENTS { Err(libc::EINVAL) } else { Ok(()) }
 }
 
-/// Sends a datagram, to the peer where no address is given. With `MSG_MORE` or `UDP_CORK` the next call appends to it.
+/// Sends a datagram. Without an address it goes to the peer. With `MSG_MORE` or `UDP_CORK` the next call appends to it.
 ///
 /// # Safety
-/// The buffers are the program's to be read.
+/// The buffers can be read.
 pub(crate) unsafe fn send(
     session: &Session,
     buffers: Buffers<'_>,
@@ -285,15 +285,15 @@ pub(crate) unsafe fn send(
     unsafe { send_whole(session, header, buffers, how) }
 }
 
-/// Bytes of the longest datagram to an address.
+/// Length of the longest datagram to an address.
 fn longest(peer: SocketAddr) -> usize {
     if peer.is_ipv4() { 65_507 } else { 65_527 }
 }
 
-/// Sends a datagram with this header, of the buffers' length.
+/// Sends a datagram with this header. Its length is that of the buffers.
 ///
 /// # Safety
-/// The buffers are the program's to be read.
+/// The buffers can be read.
 unsafe fn send_whole(
     session: &Session,
     mut header: Header,
@@ -332,7 +332,7 @@ enum Put {
 /// Writes a datagram.
 ///
 /// # Safety
-/// The buffers are the program's to be read.
+/// The buffers can be read.
 unsafe fn put(session: &Session, header: &Header, buffers: Buffers<'_>) -> Result<Put, Errno> {
     let lock = Held::new(&session.slot.wishes.writing);
     let whole = record_len(header.len);

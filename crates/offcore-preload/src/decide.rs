@@ -24,7 +24,7 @@ use crate::stream_options;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, Kind, open};
 
-/// Why a socket that would be the stack's is not.
+/// The reason why a socket does not use the stack.
 const NO_STACK: &str = "the stack cannot be reached";
 
 /// `linux/in6.h`, which the crate libc lacks.
@@ -33,12 +33,12 @@ const IPV6_FREEBIND: c_int = 78;
 /// Remembers a new socket of the kernel's, if it may become a session.
 ///
 /// # Errors
-/// `EMFILE`: the table has no room for that descriptor.
+/// `EMFILE`: the table has no room for the descriptor.
 pub(crate) fn opened(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) -> Result<(), Errno> {
     static NUMBER: AtomicU32 = AtomicU32::new(1);
     let is_ip = matches!(domain, libc::AF_INET | libc::AF_INET6);
     let kind = match (kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK), protocol) {
-        // On the stack MPTCP is plain TCP, to which it falls back on Linux.
+        // MPTCP falls back to plain TCP, as Linux does with a peer without MPTCP.
         (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP | libc::IPPROTO_MPTCP) => Kind::OpenStream,
         (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => Kind::OpenDatagrams,
         _ => return Ok(()),
@@ -51,7 +51,7 @@ pub(crate) fn opened(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) -> 
     if known || environment::falls_back() { Ok(()) } else { Err(libc::EMFILE) }
 }
 
-/// The program has set an option of a socket.
+/// Notes that the program has set an option of a socket.
 pub(crate) fn note_options(fd: c_int, entry: Entry) {
     if entry.generation & open::SET == 0 {
         for fd in descriptors(fd, entry) {
@@ -78,7 +78,7 @@ fn descriptors(fd: c_int, entry: Entry) -> impl Iterator<Item = c_int> {
     core::iter::once(fd).chain(all.filter_map(same))
 }
 
-/// Puts a session's end in the place of an undecided socket. `listens`: keep its epoll registrations.
+/// Replaces an undecided socket by a session's descriptor. `listens`: keep its epoll registrations.
 fn become_session(
     fd: c_int,
     entry: Entry,
@@ -87,7 +87,7 @@ fn become_session(
 ) -> Result<Session, Errno> {
     let kind = if entry.kind == Kind::OpenStream { Kind::Stream } else { Kind::Datagrams };
     let new = Entry::session(kind, entry.v6, found);
-    // A stream without options has the stack's.
+    // A stream without options gets the stack's defaults.
     let has = entry.kind == Kind::OpenDatagrams || entry.generation & open::SET != 0;
     let options = has.then(|| Options::of(fd, entry, end));
     let buffers = (has && kind == Kind::Stream).then(|| stream_options::buffers(fd, entry.v6));
@@ -124,12 +124,12 @@ struct Options {
     keep: [c_int; 3],
     told: u32,
     broadcasts: bool,
-    /// Options of a datagram socket, stored in the place of `keep`.
+    /// Options of a datagram socket, stored instead of `keep`.
     datagrams: Option<[u32; 4]>,
 }
 
 impl Options {
-    /// Reads the options of `fd`. Copies to `end` the ones that the kernel applies.
+    /// Reads the options of `fd`. Copies options that the kernel applies to `end`.
     fn of(fd: c_int, entry: Entry, end: c_int) -> Self {
         let mut wishes = 0;
         let none = libc::linger { l_onoff: 0, l_linger: 0 };
@@ -206,11 +206,11 @@ fn ask_session(fd: c_int, question: &Question, descriptors: &[c_int]) -> Result<
     }
 }
 
-/// What has become of a socket.
+/// The decision on a socket.
 pub(crate) enum Decided {
-    /// It is the kernel's for this call.
+    /// This call uses the kernel.
     Kernel,
-    /// The same, by way of loopback: it is to the stack's own address.
+    /// This call uses the kernel's loopback: the destination is the stack's own address.
     Loopback(SocketAddr),
     Session(Session),
 }
@@ -238,7 +238,7 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
         if rules::named(entry.kind, to.port()).unwrap_or(true) {
             match can_bind(SocketAddr::new(ip, 0)) {
                 Ok(()) => allow_any_address(fd),
-                // The kernel says so in its own words.
+                // The kernel returns the same error.
                 Err(libc::EADDRNOTAVAIL) => {}
                 Err(error) => return no_stack("bind", fd, entry, to, error),
             }
@@ -252,7 +252,7 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
             explain::say("bind", entry.kind, to, Goes::Stack);
             become_session(fd, entry, false, found).map(Decided::Session)
         }
-        // Then it is nobody's, which the kernel says in its own words.
+        // Neither has the address: the kernel returns the error.
         Err(libc::EADDRNOTAVAIL) => {
             explain::say("bind", entry.kind, to, Goes::Kernel("not an address of the stack"));
             leave(fd, entry);
@@ -262,7 +262,7 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
     }
 }
 
-/// The kind of session, with the options that decide on address conflicts.
+/// The kind of session, with the options that affect address conflicts.
 fn kind_of_datagrams(fd: c_int, entry: Entry) -> u32 {
     let bit = |bit, level, name| if sys::int_option(fd, level, name) != 0 { bit } else { 0 };
     let only_v6 = if entry.v6 { bit(ONLY_V6, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) } else { 0 };
@@ -290,7 +290,7 @@ fn no_stack(call: &str, fd: c_int, entry: Entry, to: SocketAddr, error: Errno) -
 /// Asks the stack to bind a session to an address, and drops that session. The stack first releases closed sessions there.
 ///
 /// # Errors
-/// The stack's; `EADDRNOTAVAIL` for an address that is not the stack's.
+/// The stack's; `EADDRNOTAVAIL` if the stack does not have the address.
 fn can_bind(to: SocketAddr) -> Result<(), Errno> {
     let mut question = Question::new(Call::Bind, NONE, libc::SOCK_STREAM as u32);
     question.local = Some(to);
@@ -352,13 +352,13 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
             Ok(Decided::Kernel)
         }
         Err(error) => no_stack("listen", fd, entry, local, error).inspect_err(|_| {
-            // The kernel listens already: it stops, and keeps the address.
+            // The kernel's socket listens already: it stops listening and keeps the address.
             let _ = sys::shutdown(fd, libc::SHUT_RD);
         }),
     }
 }
 
-/// Asks for a listener. The kernel's socket listens already, and is passed to the stack.
+/// Requests a listener. The kernel's socket listens already, and is passed to the stack.
 fn ask_listener(kernel: c_int, v6: bool, local: SocketAddr, backlog: c_int) -> Result<(Where, c_int), Errno> {
     let share = sys::int_option(kernel, libc::SOL_SOCKET, libc::SO_REUSEPORT) != 0;
     let only_v6 = v6 && sys::int_option(kernel, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != 0;
@@ -370,13 +370,13 @@ fn ask_listener(kernel: c_int, v6: bool, local: SocketAddr, backlog: c_int) -> R
     ask_session(kernel, &question, &[kernel])
 }
 
-/// Asks another stack for a listener, with the address, options and backlog of the kernel's socket.
+/// Requests a listener from a new stack, with the address, options and backlog of the kernel's socket.
 ///
 /// # Errors
 /// The stack's.
 pub(crate) fn listen_again(kernel: c_int, v6: bool) -> Result<(Where, c_int), Errno> {
     let local = address::of_kernel(kernel).ok_or(libc::EADDRNOTAVAIL)?;
-    // `struct tcp_info` begins with 8 bytes and 6 numbers; of a listener, the last of these is the backlog.
+    // `struct tcp_info` begins with 8 bytes and 6 numbers. For a listener the last of these is the backlog.
     let info = sys::socket_option(kernel, libc::IPPROTO_TCP, libc::TCP_INFO, [0u32; 8]);
     let backlog = info.map_or(libc::SOMAXCONN, |info| info[7] as c_int);
     let (found, end) = ask_listener(kernel, v6, local, backlog)?;
@@ -390,7 +390,7 @@ pub(crate) fn listen_again(kernel: c_int, v6: bool) -> Result<(Where, c_int), Er
     Ok((found, end))
 }
 
-/// Copies the options of a listener of a dead stack.
+/// Copies the options of a dead stack's listener.
 pub(crate) fn inherit(session: &Session, old: &Slot) {
     session.slot.kept.inherit(&old.kept);
     let (from, to) = (&old.wishes, &session.slot.wishes);
@@ -406,7 +406,7 @@ pub(crate) fn inherit(session: &Session, old: &Slot) {
     session.mark();
 }
 
-/// Options of a stream that are not the defaults.
+/// Options of a stream that differ from the defaults.
 fn options_of(fd: c_int, entry: Entry) -> [u32; OPTIONS] {
     match entry.generation & open::SET {
         0 => [0; OPTIONS],
@@ -439,7 +439,7 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
         leave(fd, entry);
         return Ok(Decided::Kernel);
     }
-    // With IP_BIND_ADDRESS_NO_PORT there is an address without a port.
+    // IP_BIND_ADDRESS_NO_PORT binds an address without a port.
     let bound = address::of_kernel(fd).filter(|local| local.port() != 0 || !local.ip().is_unspecified());
     let question = match entry.kind {
         Kind::OpenStream => {

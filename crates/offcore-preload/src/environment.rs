@@ -5,12 +5,12 @@
 //! | `OFFCORE_STACK` | path of the stack's socket |
 //! | `OFFCORE_KEY` | 32 hexadecimal digits: the application of this program and of all that it starts; a `+` once one of these has linked itself |
 //! | `OFFCORE_ONLY` | what goes to the stack: see [`crate::rules`] |
-//! | `OFFCORE_STDERR` | device and inode of the command's own standard error, the only file that is written to: see [`crate::report`] |
-//! | `OFFCORE_EXPLAIN` | `1`: each decision is told there: see [`crate::explain`] |
+//! | `OFFCORE_STDERR` | device and inode of the standard error of `offcore exec`, the only file that the library writes to: see [`crate::report`] |
+//! | `OFFCORE_EXPLAIN` | `1`: the library prints each decision: see [`crate::explain`] |
 //! | `OFFCORE_FALLBACK` | `kernel`: a socket uses the kernel's network if the stack cannot be reached; otherwise its call fails |
-//! | `OFFCORE_ON_LOSS` | `exit`: a program that has listeners ends when the stack is gone |
+//! | `OFFCORE_ON_LOSS` | `exit`: a program with listeners exits after the stack's end |
 //! | `OFFCORE_LIBRARY` | path of this library |
-//! | `LD_PRELOAD` | this library, and what the program preloads |
+//! | `LD_PRELOAD` | this library, then the program's own preloaded libraries |
 //!
 //! The library has copies of its own: programs overwrite their environment with their title.
 
@@ -146,12 +146,12 @@ pub(crate) fn falls_back() -> bool {
     value(FALLBACK) == b"kernel"
 }
 
-/// Whether a program that has listeners ends when the stack is gone.
+/// Whether a program with listeners exits after the stack's end.
 pub(crate) fn exits_on_loss() -> bool {
     value(ON_LOSS) == b"exit"
 }
 
-/// Whether each decision is told.
+/// Whether the library prints each decision.
 pub(crate) fn explains() -> bool {
     value(EXPLAIN) == b"1"
 }
@@ -190,18 +190,18 @@ pub(crate) fn set_key(key: &Key) {
     OURS[KEY].set(&variable);
 }
 
-/// Variables that fit into [`Room`]. More of them need a mapping.
+/// Number of variables that fit into [`Room`]. More of them need a mapping.
 const FEW: usize = 512;
 
 /// Room for an environment on the caller's stack.
 ///
-/// A `vfork` child shares its parent's memory. A mapping that it makes would stay in the parent.
+/// A `vfork` child shares its parent's memory: its mappings would stay in the parent.
 struct Room {
     list: [*mut c_char; FEW],
     preload: [u8; LONGEST],
 }
 
-/// Calls `execute` with `given` and our variables. The program preloads this library, and behind it what `given` preloads.
+/// Calls `execute` with `given` and our variables. The program preloads this library, then the libraries in `given`.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -256,7 +256,7 @@ fn has_library(preloaded: &[u8]) -> bool {
     preloaded.split(|byte| matches!(byte, b':' | b' ')).any(|path| path == library())
 }
 
-/// Whether an environment has all of our variables as they are.
+/// Whether an environment has all of our variables with our values.
 ///
 /// # Safety
 /// `given` is null, or a list of strings that ends with a null.
@@ -280,7 +280,7 @@ unsafe fn has_ours(given: *const *const c_char) -> bool {
 /// Writes an environment to `to`: the variables of `given` without ours, then ours. Writes `LD_PRELOAD` to `preload`.
 ///
 /// # Safety
-/// `given` is as [`with_ours`] has it. There is room for all variables and a null at `to`, which is all nulls, and for the
+/// `given` is as for [`with_ours`]. There is room for all variables and a null at `to`, which is all nulls, and for the
 /// libraries at `preload`.
 unsafe fn write(given: *const *const c_char, to: *mut *mut c_char, preload: *mut u8) {
     // SAFETY: the caller's promise, here and below.
@@ -308,7 +308,7 @@ unsafe fn write(given: *const *const c_char, to: *mut *mut c_char, preload: *mut
     unsafe { join(preload, &[PRELOAD, library, separator, theirs.unwrap_or_default()]) };
 }
 
-/// Writes a string of several parts.
+/// Writes a string that consists of several parts.
 ///
 /// # Safety
 /// There is room for them and a null at `to`.
@@ -323,7 +323,7 @@ unsafe fn join(mut to: *mut u8, parts: &[&[u8]]) {
     }
 }
 
-/// Puts our variables back into the program's own environment. libc's `system` and `popen` use it.
+/// Restores our variables in the program's own environment. libc's `system` and `popen` use it.
 pub(crate) fn repair() {
     unsafe extern "C" {
         static environ: *const *const c_char;
@@ -360,7 +360,7 @@ mod tests {
 
     use super::*;
 
-    /// The environment of a program that is executed with these variables.
+    /// The environment that an executed program gets.
     fn executed(given: &[&str]) -> Vec<String> {
         let strings: Vec<_> = given.iter().map(|variable| CString::new(*variable).unwrap()).collect();
         let list: Vec<_> = strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect();
@@ -401,7 +401,7 @@ mod tests {
         assert_eq!(executed(&many), expected(&many, "/l.so"));
         let long = format!("LD_PRELOAD=/{}.so", "x".repeat(LONGEST));
         assert_eq!(executed(&[&long]), expected(&[], &format!("/l.so:{}", &long["LD_PRELOAD=".len()..])));
-        // Nothing is copied that is right already.
+        // A correct environment is not copied.
         let right = [&ours[..], &["B=c", "LD_PRELOAD=/l.so"]].concat();
         assert_eq!(executed(&right), right);
     }

@@ -1,4 +1,4 @@
-//! Where sockets go, and why: a line for each decision, where `offcore exec` is to tell more (`-v`).
+//! Explains with a line for each socket whether it uses the stack or the kernel, and why (`offcore exec -v`).
 
 use core::fmt::{self, Write};
 use core::net::SocketAddr;
@@ -11,18 +11,18 @@ use crate::table::Kind;
 /// Bytes of a line, at most.
 const LONGEST: usize = 256;
 
-/// Where a socket goes.
+/// The decision on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Goes {
     Stack,
     /// A listener at all addresses.
     Both,
     Kernel(&'static str),
-    /// Its call fails.
+    /// The call fails.
     Nowhere(&'static str),
 }
 
-/// A line that is cut where there is no more room.
+/// A line. Text beyond its length is cut.
 struct Line {
     bytes: [u8; LONGEST],
     len: usize,
@@ -57,7 +57,7 @@ impl Line {
     }
 }
 
-/// Says where a socket goes, if that is to be told.
+/// Prints the decision on a socket, if `-v` was given.
 pub(crate) fn say(call: &str, kind: Kind, address: SocketAddr, goes: Goes) {
     if environment::explains() {
         report::print(&[Line::new(sys::pid(), call, kind, address, goes).as_bytes()]);

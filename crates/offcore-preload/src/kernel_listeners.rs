@@ -11,12 +11,12 @@ use offcore_session::slot::Slot;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, Kind};
 
-/// Most listeners of an application. The stack has the same limit.
+/// The maximum number of listeners of an application. The stack has the same limit.
 const MOST: usize = 256;
 
-/// A listener, and the kernel's socket of it.
+/// A listener and its kernel socket.
 pub(crate) struct Kept {
-    /// Word of the table's entry; 0 for none.
+    /// The listener's entry of the table as a word; 0 if unused.
     entry: AtomicU64,
     pub(crate) kernel: AtomicI32,
     slot: AtomicPtr<Slot>,
@@ -25,7 +25,7 @@ pub(crate) struct Kept {
 static KEPT: [Kept; MOST] = [const {
     Kept { entry: AtomicU64::new(0), kernel: AtomicI32::new(-1), slot: AtomicPtr::new(ptr::null_mut()) }
 }; MOST];
-/// One more than the highest place that has ever been in use.
+/// The number of places that were ever in use.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 pub(crate) fn all() -> impl Iterator<Item = &'static Kept> {
@@ -56,7 +56,7 @@ pub(crate) fn keep(entry: Entry, slot: &'static Slot, kernel: c_int) {
 }
 
 impl Kept {
-    /// Gives all descriptors of a listener of a dead stack another entry, and returns it.
+    /// Replaces the table entry of all descriptors of a dead stack's listener, and returns the new entry.
     pub(crate) fn rename(&self) -> Option<Entry> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let entry = self.entry()?;
@@ -71,13 +71,13 @@ impl Kept {
         Some(new)
     }
 
-    /// Stores the listener's name and slot.
+    /// Stores the listener's entry and slot.
     pub(crate) fn know(&self, entry: Entry, slot: &'static Slot) {
         self.slot.store(ptr::from_ref(slot).cast_mut(), Ordering::Relaxed);
         self.entry.store(entry.to_word(), Ordering::Release);
     }
 
-    /// The listener's name.
+    /// The listener's entry.
     pub(crate) fn entry(&self) -> Option<Entry> {
         Entry::from_word(self.entry.load(Ordering::Relaxed))
     }
@@ -104,14 +104,14 @@ pub(crate) fn closed(entry: Entry) {
     }
 }
 
-/// Shuts the kernel's socket of a listener down.
+/// Shuts down the kernel's socket of a listener.
 pub(crate) fn shut_down(entry: Entry) {
     if let Some(kept) = find(entry) {
         let _ = sys::shutdown(kept.kernel.load(Ordering::Relaxed), libc::SHUT_RD);
     }
 }
 
-/// The library's own descriptors here.
+/// The kernel's sockets, which are the library's own descriptors.
 pub(crate) fn own_descriptors() -> impl Iterator<Item = c_int> {
     all().map(|kept| kept.kernel.load(Ordering::Relaxed))
 }
@@ -124,7 +124,7 @@ pub(crate) fn move_away(fd: c_int, to: impl FnOnce() -> Result<c_int, Errno>) ->
     }))
 }
 
-/// Renames all listeners. Another stack may give its sessions the same names.
+/// Renames all listeners: a new stack may use the same names for other sessions.
 pub(crate) fn forget_names() {
     for kept in all() {
         let _ = kept.rename();

@@ -88,7 +88,7 @@ pub(crate) fn begin() {
             OWN.store(page.cast(), Ordering::Release);
             own().inspect(|own| own.pid.store(sys::pid(), Ordering::Relaxed));
         }
-        // A child would be taken for its parent: neither is linked.
+        // The stack could not distinguish a child from its parent: neither is linked.
         Err(error) => {
             OWN.store((&raw const NO_PAGE).cast_mut(), Ordering::Release);
             UNUSABLE.store(error, Ordering::Relaxed);
@@ -202,7 +202,7 @@ pub(crate) fn look() {
 /// Links this process, if it is not.
 ///
 /// # Errors
-/// `ENETDOWN`: the stack cannot be reached. Others: the process has no descriptors, or no memory, for it.
+/// `ENETDOWN`: the stack cannot be reached. Others: the process lacks descriptors or memory.
 pub(crate) fn ensure() -> Result<(), Errno> {
     let own = own().ok_or(libc::ENETDOWN)?;
     if own.owner.load(Ordering::Acquire) != 0 {
@@ -239,13 +239,13 @@ pub(crate) fn renew() -> Result<(), (Step, Errno)> {
     link(own).map_err(|Failed { step, error }| (step, error))
 }
 
-/// Whether the stack that this process or its parent is linked to lives.
+/// Whether the stack is alive that this process or its parent is linked to.
 pub(crate) fn is_alive() -> bool {
     let socket = SOCKET.load(Ordering::Relaxed);
     socket >= 0 && !sys::has_hung_up(socket)
 }
 
-/// Links this process, which is not linked.
+/// Links this process. It must not be linked.
 fn link(own: &Own) -> Result<(), Failed> {
     let unusable = UNUSABLE.load(Ordering::Relaxed);
     if unusable != 0 {
@@ -388,7 +388,7 @@ pub(crate) fn ask(
             }
             // The answer has come, and what was to come with it is closed. It is the program that has no room for more.
             Err(libc::EMFILE) => return Err(libc::EMFILE),
-            // The user has too many descriptors under way.
+            // The user has too many descriptors in flight.
             Err(libc::ETOOMANYREFS) => return Err(libc::ENOBUFS),
             Err(error) => {
                 unlink(own, socket);
@@ -422,12 +422,12 @@ fn peer_of(fd: c_int) -> Option<libc::ucred> {
     sys::socket_option(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, zero)
 }
 
-/// The lock of what epoll sets have.
+/// The lock of the epoll registrations.
 pub(crate) fn registrations() -> Option<Held<'static>> {
     own().map(|own| Held::new(&own.registrations))
 }
 
-/// The lock of listeners that move to another stack.
+/// The lock of listeners that move to a new stack.
 pub(crate) fn listeners() -> Option<Held<'static>> {
     own().map(|own| Held::new(&own.listeners))
 }

@@ -5,7 +5,7 @@
 //! a program that polls calls `accept` again. Each of these calls looks for a stack at the same path. A new stack gets the kernel's
 //! socket, and the new listener replaces the timer.
 //!
-//! Processes that share a listener each make their own. A process makes its listeners before it forks, so its children share them.
+//! Each process that shares a listener creates its own. A process creates its listeners before it forks, so its children share them.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
@@ -21,21 +21,21 @@ use crate::step::Step;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, Kind};
 
-/// Milliseconds between two looks for a stack.
+/// Milliseconds between two attempts to reach a stack.
 const LOOK: u64 = 200;
 
 /// The result of an attempt.
 enum Made {
-    /// The stack has it.
+    /// The new stack has the listener.
     There,
-    /// The stack is not back yet.
+    /// No stack serves yet.
     Later,
 }
 
-/// Makes a listener again after its stack died. `accept` can be called again after this returns.
+/// Creates a listener again after its stack died. The caller repeats `accept`.
 ///
 /// # Errors
-/// `EAGAIN`: the stack is not back and the descriptor is non-blocking. `EINTR`: a signal. `EMFILE`: it cannot be made again.
+/// `EAGAIN`: no stack serves yet and the descriptor is non-blocking. `EINTR`: a signal. `EMFILE`: the kernel's socket was not kept.
 pub(crate) fn make_again(fd: c_int) -> Result<(), Errno> {
     loop {
         exit_on_loss();
@@ -51,7 +51,7 @@ pub(crate) fn make_again(fd: c_int) -> Result<(), Errno> {
     }
 }
 
-/// Ends the program with `--on-loss exit`.
+/// Ends the program if `--on-loss exit` was given.
 fn exit_on_loss() {
     if environment::exits_on_loss() {
         report::lost();
@@ -59,7 +59,7 @@ fn exit_on_loss() {
     }
 }
 
-/// Makes the listeners of a dead stack again before a fork.
+/// Creates the listeners of a dead stack again before a fork.
 pub(crate) fn before_fork() {
     if kernel_listeners::all().next().is_none() || link::is_alive() {
         return;
@@ -76,7 +76,7 @@ pub(crate) fn before_fork() {
     }
 }
 
-/// Tries to make a listener again.
+/// Tries to create a listener again.
 fn make(fd: c_int) -> Result<Made, Errno> {
     let _signals = sys::Blocked::new();
     let _lock = link::listeners();
@@ -94,7 +94,7 @@ fn make(fd: c_int) -> Result<Made, Errno> {
         sys::nap(20);
         return Err(libc::EMFILE);
     };
-    // The new stack may have given the old name to another session.
+    // The new stack may use the old name for another session.
     let entry = kept.rename().unwrap_or(entry);
     let made = match there {
         Ok(()) => decide::listen_again(kept.kernel.load(Ordering::Relaxed), entry.v6),
@@ -121,7 +121,7 @@ fn make(fd: c_int) -> Result<Made, Errno> {
     }
 }
 
-/// Ends a process that may not listen at the new stack. Its supervisor sees the exit code. The pause limits the rate of a
+/// Ends a process that may not listen on the new stack. Its supervisor sees the exit code. The pause limits the rate of a
 /// supervisor that restarts it at once.
 fn give_up(error: Errno) -> ! {
     report::not_again(error);

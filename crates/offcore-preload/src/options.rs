@@ -66,7 +66,7 @@ unsafe fn give<T: Copy>(value: T, to: *mut c_void, len: *mut socklen_t) -> Resul
     Ok(())
 }
 
-/// Seconds that a close lingers, and one more; 0 if it does not.
+/// Linger time of `close` in seconds plus one; 0 without `SO_LINGER`.
 fn linger_of(session: &Session) -> u32 {
     let kept = &session.slot.kept;
     match session.is_datagrams() {
@@ -83,7 +83,7 @@ fn set_linger(session: &Session, seconds: u32) {
     }
 }
 
-/// An option that the program has set to another value than the default.
+/// An option with a value other than the default.
 fn kept_value(session: &Session, level: c_int, name: c_int) -> Option<c_int> {
     let kept = &session.slot.kept;
     match session.is_datagrams() {
@@ -156,12 +156,12 @@ pub(crate) unsafe fn set(
             let on = number()? != 0;
             session.wish(wish::NO_DELAY, on);
             if on {
-                // As in Linux, each call with a value other than 0 pushes corked data.
+                // As on Linux, each call with a value other than 0 pushes corked data.
                 session.slot.push();
                 session.mark();
             }
         }
-        // A datagram socket has no options of TCP. It stores other options in the same words.
+        // A datagram socket has no TCP options. It stores other options in the same words.
         (libc::IPPROTO_TCP, _) if session.is_datagrams() => return Err(libc::ENOPROTOOPT),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => return count(&wishes.keep_idle, 32_767),
         (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => return count(&wishes.keep_interval, 32_767),
@@ -205,7 +205,7 @@ pub(crate) unsafe fn set(
     Ok(())
 }
 
-/// Memberships of groups by level and name: none is supported.
+/// Options for multicast membership, by level and name: none is supported.
 const MEMBERSHIPS: [(c_int, c_int); 10] = [
     (libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP),
     (libc::IPPROTO_IP, libc::IP_DROP_MEMBERSHIP),

@@ -1,8 +1,8 @@
-//! What epoll sets have of sockets that are not decided yet, and of listeners.
+//! Epoll registrations of undecided sockets and of listeners.
 //!
-//! When such a socket becomes a session another file takes its descriptor's place, and epoll forgets it. Boost.Asio, Envoy,
-//! Netty and nginx add a socket before they connect it. So registrations are remembered, and made again. There may be as many
-//! as epoll has: their memory grows.
+//! When such a socket becomes a session, another file replaces its descriptor, and epoll drops the registration. Boost.Asio, Envoy,
+//! Netty and nginx add a socket before they connect it. So the library stores registrations and repeats them. Their number is
+//! limited by epoll only: the memory grows.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
@@ -26,7 +26,7 @@ struct Registration {
     carried: bool,
 }
 
-/// Elements that are zeros at first, in memory that grows.
+/// A growing array. New elements are zero.
 struct Growing<T> {
     at: *mut T,
     len: usize,
@@ -34,7 +34,7 @@ struct Growing<T> {
 
 impl<T: Copy> Growing<T> {
     const EMPTY: Self = Self { at: ptr::null_mut(), len: 0 };
-    /// Elements of a page.
+    /// Number of elements in a page.
     const LEAST: usize = 4096 / size_of::<T>();
 
     fn elements(&mut self) -> &mut [T] {
@@ -45,7 +45,7 @@ impl<T: Copy> Growing<T> {
         unsafe { slice::from_raw_parts_mut(self.at, self.len) }
     }
 
-    /// Makes room for an element at `at`; returns `false` without memory.
+    /// Makes room for an element at `at`; returns `false` if there is no memory.
     fn reach(&mut self, at: usize) -> bool {
         if at < self.len {
             return true;
@@ -63,12 +63,12 @@ impl<T: Copy> Growing<T> {
     }
 }
 
-/// All registrations; place 0 of the list is none.
+/// All registrations; place 0 is unused.
 struct Registrations {
     /// The first registration of each descriptor.
     first: Growing<u32>,
     list: Growing<Registration>,
-    /// The first free place, and the highest place that was ever used.
+    /// The first free place, and the highest place used so far.
     free: u32,
     used: u32,
 }
@@ -83,7 +83,7 @@ static REGISTRATIONS: Locked =
     Locked(UnsafeCell::new(Registrations { first: Growing::EMPTY, list: Growing::EMPTY, free: 0, used: 0 }));
 
 impl Registrations {
-    /// Where the first registration of a descriptor is; 0 for none.
+    /// The place of a descriptor's first registration; 0 for none.
     fn first(&mut self, fd: c_int) -> u32 {
         self.first.elements().get(fd as usize).copied().unwrap_or(0)
     }
@@ -101,7 +101,7 @@ impl Registrations {
         }
     }
 
-    /// Adds a registration, or changes it; returns `false` without memory.
+    /// Adds or changes a registration; returns `false` if there is no memory.
     fn set(&mut self, epoll: c_int, fd: c_int, event: epoll_event) -> bool {
         let mut known = false;
         self.each(fd, |registration| {
@@ -128,7 +128,7 @@ impl Registrations {
         true
     }
 
-    /// Forgets the registrations of a descriptor: those in one epoll set, or all.
+    /// Drops the registrations of a descriptor, in one epoll set or in all.
     fn remove(&mut self, fd: c_int, epoll: Option<c_int>) {
         let (mut place, mut before) = (self.first(fd), 0);
         while let Some(&mut known) = self.at(place) {
@@ -159,7 +159,7 @@ fn hold<T>(with: impl FnOnce(&mut Registrations) -> T) -> T {
     with(unsafe { &mut *REGISTRATIONS.0.get() })
 }
 
-/// Remembers a successful `epoll_ctl` of an undecided socket; returns `false` without memory.
+/// Stores a successful `epoll_ctl` of an undecided socket; returns `false` if there is no memory.
 pub(crate) fn remember(epoll: c_int, operation: c_int, fd: c_int, event: Option<epoll_event>) -> bool {
     hold(|registrations| match event {
         _ if operation == libc::EPOLL_CTL_DEL => {
@@ -171,7 +171,7 @@ pub(crate) fn remember(epoll: c_int, operation: c_int, fd: c_int, event: Option<
     })
 }
 
-/// Forgets a descriptor that is closed or decided.
+/// Drops the registrations of a closed or decided descriptor.
 pub(crate) fn forget(fd: c_int) {
     hold(|registrations| registrations.remove(fd, None));
 }
@@ -183,7 +183,7 @@ pub(crate) fn carry_over(fd: c_int, again: bool, replace: impl FnOnce()) {
         // SAFETY: an event that lives until the call returns.
         unsafe { real::epoll_ctl(known.epoll, operation, fd, &raw mut known.event) == 0 }
     };
-    // A set that was closed may have left its number to another one, which does not have the socket.
+    // A new epoll set may have the number of a closed one. It does not have the socket.
     hold(|registrations| {
         registrations.each(fd, |known| known.carried = control(known, libc::EPOLL_CTL_DEL));
     });
@@ -228,12 +228,12 @@ mod tests {
         assert!((5..50_000).all(|fd| sets(&mut all, fd) == [(3, fd as u64)]));
         (5..50_000).for_each(|fd| all.remove(fd, None));
         assert!((5..50_000).all(|fd| sets(&mut all, fd).is_empty()));
-        // The memory is used again.
+        // The memory is reused.
         assert!(all.set(3, 5, event(1)) && all.used == 49_995);
     }
 
     #[test]
-    fn one_socket_may_be_in_several_sets() {
+    fn socket_in_several_sets() {
         let mut all = empty();
         for (epoll, data) in [(3, 1), (4, 2), (5, 3), (4, 9)] {
             assert!(all.set(epoll, 7, event(data)));

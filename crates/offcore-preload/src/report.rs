@@ -1,7 +1,7 @@
-//! What the library says to people, each of it once in a process.
+//! Messages for the user. Each kind is printed once per process.
 //!
-//! It writes to the file that was the standard error of `offcore exec`, and to no other one: a program may have put a file of
-//! its own there, or a connection. A line is one system call that does not wait. Without room for it, it is left out.
+//! The library writes only to the file that was the standard error of `offcore exec`: the program may have replaced it by
+//! another file or a connection. A line is one non-blocking system call. If it would block, the line is dropped.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +38,7 @@ const STDERR: c_int = 2;
 
 /// Writes a line, if standard error is still the file of `offcore exec`.
 pub(crate) fn print(parts: &[&[u8]]) {
-    // A sandbox may end the process for asking which file it is.
+    // A sandbox may kill the process for fstat.
     let file = environment::stderr().filter(|_| !sys::is_sandboxed());
     if file.is_some() && sys::file_id(STDERR) == file && sys::has_room(STDERR) {
         sys::write_parts(STDERR, parts);
@@ -51,7 +51,7 @@ fn once(said: &AtomicBool, parts: &[&[u8]]) {
     }
 }
 
-/// Why the stack cannot be reached, and what to do; `None`: the number of the error says more.
+/// Why the stack cannot be reached, and what to do; `None`: print the errno instead.
 fn why(step: Step, error: Errno) -> Option<&'static [u8]> {
     Some(match (step, error) {
         (Step::Page, _) => b"this process may not use madvise(MADV_WIPEONFORK): allow it in the sandbox",
@@ -78,10 +78,10 @@ fn why(step: Step, error: Errno) -> Option<&'static [u8]> {
     })
 }
 
-/// The stack cannot be reached.
+/// Reports that the stack cannot be reached.
 pub(crate) fn no_stack(step: Step, error: Errno) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    // Said already.
+    // Already printed.
     if (step, error) == (Step::Welcome, libc::EPROTO) {
         return;
     }
@@ -97,21 +97,21 @@ pub(crate) fn no_stack(step: Step, error: Errno) {
     once(&SAID, &[b"offcore: no stack at ", environment::stack(), b": ", why, number, rest]);
 }
 
-/// The stack is gone, and a program's listener with it.
+/// Reports that the stack has ended, and a listener whose kernel socket was not kept.
 pub(crate) fn no_listener() {
     static SAID: AtomicBool = AtomicBool::new(false);
     let rest = b" has ended: a listener accepts no connections until the program calls listen again\n";
     once(&SAID, &[b"offcore: the stack at ", environment::stack(), rest]);
 }
 
-/// The stack is gone, and the program ends.
+/// Reports that the stack has ended, and that the program exits.
 pub(crate) fn lost() {
     static SAID: AtomicBool = AtomicBool::new(false);
     let rest = b" has ended: the program exits (--on-loss exit)\n";
     once(&SAID, &[b"offcore: the stack at ", environment::stack(), rest]);
 }
 
-/// Another stack does not have a process's listener, and the process ends.
+/// Reports that a new stack refuses a process's listener, and that the process exits.
 pub(crate) fn not_again(error: Errno) {
     static SAID: AtomicBool = AtomicBool::new(false);
     let number = Digits::new(error as u32);
@@ -128,7 +128,7 @@ pub(crate) fn not_again(error: Errno) {
     once(&SAID, &[begin, environment::stack(), b": ", why, number, b"; it exits\n"]);
 }
 
-/// The stack is of another version.
+/// Reports a stack of another version.
 pub(crate) fn other_version(found: u32) {
     static SAID: AtomicBool = AtomicBool::new(false);
     let (found, ours) = (Digits::new(found), Digits::new(VERSION));
@@ -144,7 +144,7 @@ pub(crate) fn other_version(found: u32) {
     once(&SAID, &parts);
 }
 
-/// The kernel does not give system calls of the resolver back.
+/// Reports that the kernel cannot dispatch the resolver's system calls.
 pub(crate) fn no_dispatch() {
     static SAID: AtomicBool = AtomicBool::new(false);
     let line = b"offcore: names are resolved over the kernel's network: the stack needs Linux 5.11 and prctl for that\n";

@@ -13,7 +13,7 @@ use crate::environment;
 use crate::sys::{self, Errno};
 use crate::table::Kind;
 
-/// The port of discard (RFC 863).
+/// The discard port (RFC 863).
 const DISCARD: u16 = 9;
 
 fn word(kind: Kind) -> &'static [u8] {
@@ -65,7 +65,7 @@ pub(crate) fn keeps(kind: Kind, to: SocketAddr) -> Result<Option<&'static str>, 
 
 /// Whether an address belongs to the kernel, or is a broadcast address of a kernel interface.
 ///
-/// The kernel's route to its own address has that address as its source. A bind is no test: it succeeds for every address with
+/// The kernel's route to its own address has that address as its source. `bind` cannot test that: it succeeds for every address with
 /// `ip_nonlocal_bind`, and in a namespace whose interfaces are down.
 ///
 /// # Errors
@@ -80,7 +80,7 @@ pub(crate) fn is_kernels(ip: IpAddr) -> Result<bool, Errno> {
         Err(error @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)) => return Err(error),
         Err(_) => return Ok(false),
     };
-    // Connecting a datagram socket sends nothing. It takes a port, which may be any.
+    // Connecting a datagram socket sends nothing. Any port will do.
     let to = SocketAddr::new(ip, DISCARD);
     let own = match address::connect(fd, to) {
         Ok(()) => address::of_kernel(fd).is_some_and(|local| local.ip() == ip),

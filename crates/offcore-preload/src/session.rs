@@ -14,7 +14,7 @@ use crate::stream_options;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, GENERATION, Kind};
 
-/// A wait for the stack's answer: turns of a loop before it yields the core, and nanoseconds after which it ends.
+/// Limits of a wait for the stack's answer: turns of a loop before it yields the core, and a timeout in nanoseconds.
 const SPINS: u32 = 500;
 const LATEST_ANSWER: i128 = 100_000_000;
 
@@ -204,7 +204,7 @@ impl Session {
         Ok(reader)
     }
 
-    /// Whether the urgent byte is read as any other (`SO_OOBINLINE`).
+    /// Whether urgent data stays in the stream (`SO_OOBINLINE`).
     fn is_inline(&self) -> bool {
         let inline = stream_options::get(&self.slot.kept, libc::SOL_SOCKET, libc::SO_OOBINLINE);
         inline.is_some_and(|on| on != 0)
@@ -229,8 +229,8 @@ impl Session {
         Some(claim)
     }
 
-    /// Asks the stack for blocks to write `len` bytes to: an idle session has few. The stack answers within a round, so a
-    /// non-blocking call asks, too.
+    /// Requests blocks for `len` bytes from the stack: an idle session has few. The stack answers within a round, so a
+    /// non-blocking call waits, too.
     pub(crate) fn ask_for_blocks(&self, len: usize) {
         let Some(ask) = self.slot.want(len) else { return };
         self.mark();
@@ -240,7 +240,7 @@ impl Session {
             }
             core::hint::spin_loop();
         }
-        // A sandbox may end the process for these system calls.
+        // A sandbox may kill the process for these system calls.
         if sys::is_sandboxed() {
             return;
         }
@@ -265,7 +265,7 @@ impl Session {
         }
         let (wake, leftover) = (&self.slot.wake, &self.slot.wishes.leftover);
         let announced = wake.is_announced();
-        // Too little is shown as nothing.
+        // `poll` shows no data below the low-water mark.
         let shown = if self.is_datagrams() || left >= self.least() { left } else { 0 };
         let mut all_taken = false;
         if shown > 0 && announced {
@@ -321,8 +321,8 @@ impl Session {
         number::decode(self.slot.kept.number(number::RCVLOWAT)).unwrap_or(1).max(1) as usize
     }
 
-    /// Waits until there may be something to read, however little; an error is what the kernel says, `EAGAIN` of a descriptor that does not
-    /// wait. `false`: nothing comes any more.
+    /// Waits until a byte may be readable, also below the low-water mark. Errors are the kernel's; `EAGAIN` on a non-blocking
+    /// descriptor. `false`: the stream has ended.
     pub(crate) fn wait_readable(&self) -> Result<bool, Errno> {
         let waits = !self.is_datagrams() && self.least() > 1;
         if waits {

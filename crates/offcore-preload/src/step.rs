@@ -5,9 +5,9 @@ use crate::sys::Errno;
 /// A step of linking a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Making a page that is zeros in a forked child.
+    /// Mapping a page that is zero in a forked child.
     Page,
-    /// Making a Unix socket.
+    /// Creating a Unix socket.
     Socket,
     /// Connecting it to the stack's path.
     Connect,

@@ -236,8 +236,8 @@ struct Put {
     interrupts: bool,
 }
 
-/// Writes as much as there is room for, from byte `skip` of `len` on; `more` is to follow. The gate is closed when that is not
-/// all.
+/// Writes as many bytes as fit, from byte `skip` of `len` on. `more`: more data follows. Closes the gate if some do
+/// not fit.
 ///
 /// # Safety
 /// Buffers are the program's to be read.
@@ -259,7 +259,7 @@ unsafe fn put(
         done += put.done;
         if skip + done < len && !put.end && !put.interrupts {
             session.close_gate();
-            // As in Linux, a full buffer is sent: it has no room for the data that a cork waits for.
+            // As on Linux, a full buffer is sent although the socket is corked.
             session.slot.push();
             // SAFETY: the caller's promise.
             put = unsafe { put_once(session, &lock, source, skip + done, len, more) }?;
@@ -355,7 +355,7 @@ impl Drop for Moving<'_> {
     }
 }
 
-/// Moves received bytes to a pipe, as `splice` does: as many as fit. It waits for room if `wait` says so.
+/// Moves received bytes to a pipe, as `splice` does: as many as fit. With `wait` it waits for room.
 pub(crate) fn splice_out(session: &Session, to: c_int, len: usize, wait: bool) -> Result<usize, Errno> {
     let wait = may_wait(to, libc::O_WRONLY, wait)?;
     loop {
@@ -378,7 +378,7 @@ pub(crate) fn splice_out(session: &Session, to: c_int, len: usize, wait: bool) -
         let from = iovec { iov_base: span.address().as_ptr().cast(), iov_len: span.len().min(len) };
         // SAFETY: bytes that were received; nobody writes them until they are consumed.
         let written = match unsafe { sys::write_at_once(to, from) } {
-            // Another writer has taken the room.
+            // Another writer has filled the pipe.
             Err(libc::EAGAIN) if wait => continue,
             written => written?,
         };
@@ -390,8 +390,8 @@ pub(crate) fn splice_out(session: &Session, to: c_int, len: usize, wait: bool) -
     }
 }
 
-/// Whether `splice` waits for a pipe: a non-blocking pipe is not waited for. Fails with `EBADF` without that access, and with
-/// `EINVAL` if it is no pipe.
+/// Whether `splice` waits for a pipe, which is so if the pipe is blocking. Fails with `EBADF` without the access right, and with
+/// `EINVAL` if it is not a pipe.
 fn may_wait(pipe: c_int, access: c_int, wait: bool) -> Result<bool, Errno> {
     let flags = sys::fcntl(pipe, libc::F_GETFL, 0)? as c_int;
     if ![access, libc::O_RDWR].contains(&(flags & libc::O_ACCMODE)) {
@@ -403,7 +403,7 @@ fn may_wait(pipe: c_int, access: c_int, wait: bool) -> Result<bool, Errno> {
     }
 }
 
-/// Sends up to `len` bytes that a pipe holds now, as `splice` does. `more` is `SPLICE_F_MORE`.
+/// Sends up to `len` bytes of a pipe's present content, as `splice` does. `more` is `SPLICE_F_MORE`.
 pub(crate) fn splice_in(
     session: &Session,
     from: c_int,

@@ -1,9 +1,9 @@
-//! Options of TCP sockets: which of them there are, on the stack and before it is known where a socket goes.
+//! Options of TCP sockets, of sessions and of undecided sockets.
 //!
-//! One rule: an option works as on Linux, or it fails as on a Linux that lacks it. The tables below name the options that
-//! there are, besides those of [`crate::options`]. Of any other one only the value that it has anyway can be set.
+//! An option works as on Linux, or it fails as on a Linux that lacks it. The tables below, and [`crate::options`], list the
+//! supported options. Every other option accepts only its default value.
 //!
-//! The kernel checks each value, on a socket that is made for that. A socket that is not decided keeps its options in the
+//! The kernel checks each value on a temporary socket. An undecided socket keeps its options in the
 //! kernel; a session has them in its slot, where `getsockopt` and the stack find them.
 
 use core::ffi::{c_int, c_void};
@@ -20,10 +20,10 @@ use libc::{IPPROTO_IP as IP, IPPROTO_IPV6 as IPV6, IPPROTO_TCP as TCP, SOL_SOCKE
 #[cfg(test)]
 const EFFECTIVE: usize = 9;
 
-/// Which buffers have a size that the program has set.
+/// Bits of buffers whose size the program has set.
 const SO_BUF_LOCK: c_int = 72;
 
-/// An option of two values, and its value other than the default. The slot keeps one bit.
+/// An option with two values, and the value other than the default. The slot keeps one bit.
 type Switch = (c_int, c_int, c_int);
 
 const SWITCHES: [Switch; 38] = [
@@ -67,7 +67,7 @@ const SWITCHES: [Switch; 38] = [
     (IPV6, 11, 1), // IPV6_FLOWINFO
 ];
 
-/// Options that are numbers, and which of the slot's.
+/// Options with a number as value, and their index in the slot.
 const NUMBERS: [(c_int, c_int, usize); 10] = [
     (IP, libc::IP_TOS, number::TOS),
     (IPV6, libc::IPV6_TCLASS, number::TCLASS),
@@ -81,7 +81,7 @@ const NUMBERS: [(c_int, c_int, usize); 10] = [
     (TCP, libc::TCP_SYNCNT, number::SYNCNT),
 ];
 
-/// Options that [`crate::options`] has.
+/// Options handled by [`crate::options`].
 const OTHERS: [(c_int, c_int); 17] = [
     (SOCKET, libc::SO_KEEPALIVE),
     (SOCKET, libc::SO_LINGER),
@@ -104,7 +104,7 @@ const OTHERS: [(c_int, c_int); 17] = [
 
 /// Errors of missing options for which Linux does not return `ENOPROTOOPT`.
 const ABSENT: [(c_int, c_int, Errno); 10] = [
-    // The stack has none of the kernel's interfaces.
+    // The stack has no kernel interfaces.
     (SOCKET, libc::SO_BINDTODEVICE, libc::ENODEV),
     (SOCKET, libc::SO_BINDTOIFINDEX, libc::ENODEV),
     (SOCKET, libc::SO_ZEROCOPY, libc::EOPNOTSUPP),
@@ -117,10 +117,10 @@ const ABSENT: [(c_int, c_int, Errno); 10] = [
     (TCP, libc::TCP_FASTOPEN_CONNECT, libc::EOPNOTSUPP),
 ];
 
-/// Names of congestion control that the stack has.
+/// Congestion controls of the stack.
 const CONGESTION: [&[u8]; 2] = [b"cubic", b"reno"];
 
-/// Where the slot has an option.
+/// The place of an option in the slot.
 #[derive(Clone, Copy)]
 enum Row {
     Switch(usize, c_int),
@@ -165,7 +165,7 @@ impl Row {
     }
 }
 
-/// Whether a socket's option can be set to that, by the stack. The kernel checks the value, too.
+/// Checks whether the stack accepts an option with this value. The kernel checks the value, too.
 ///
 /// # Errors
 /// The kernel's error on a new socket, or the error of a Linux that lacks the option or the value.
@@ -211,7 +211,7 @@ pub(crate) unsafe fn check(
     Err(other.map_or(libc::ENOPROTOOPT, |(_, _, error)| *error))
 }
 
-/// Which congestion control a name is.
+/// The number of a congestion control, by its name.
 ///
 /// # Safety
 /// `value` is of `len` bytes.
@@ -283,10 +283,10 @@ pub(crate) fn of_kernel(fd: c_int, v6: bool) -> Kept {
     kept
 }
 
-/// Payload bytes of the send and the receive buffer of a kernel socket; 0 for a buffer whose size the program has not
+/// Payload bytes of a kernel socket's send and receive buffers; 0 for a buffer whose size the program has not
 /// set. Linux doubles the value to cover its overhead.
 pub(crate) fn buffers(fd: c_int, v6: bool) -> [u32; 2] {
-    // Linux before 5.14 does not tell which it was told.
+    // Linux before 5.14 does not report which sizes were set.
     let told = sys::socket_option(fd, SOCKET, SO_BUF_LOCK, 0 as c_int);
     let fresh = Fresh::new(v6);
     [(libc::SO_SNDBUF, 1), (libc::SO_RCVBUF, 2)].map(|(name, bit)| {
@@ -297,7 +297,7 @@ pub(crate) fn buffers(fd: c_int, v6: bool) -> [u32; 2] {
     })
 }
 
-/// The size of a buffer in bytes of payload that the kernel makes of an option.
+/// The buffer size in bytes of payload that the kernel uses for an option value.
 ///
 /// # Errors
 /// The kernel's.
@@ -351,7 +351,7 @@ pub(crate) fn give_back(slot: &Slot, fd: c_int) {
     }
 }
 
-/// The value that a new socket has of an option, the `at`th of all.
+/// The value of the `at`th option on a new socket.
 fn usual(at: usize, v6: bool, level: c_int, name: c_int) -> c_int {
     const KNOWN: u64 = 1 << 32;
     static USUAL: [[AtomicU64; SWITCHES.len() + NUMBERS.len()]; 2] =
@@ -366,7 +366,7 @@ fn usual(at: usize, v6: bool, level: c_int, name: c_int) -> c_int {
     value
 }
 
-/// A new socket of the kernel's, which is closed when this is dropped.
+/// A new kernel socket, closed on drop.
 struct Fresh(c_int);
 
 impl Fresh {
@@ -390,7 +390,7 @@ mod tests {
     use super::*;
 
     const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/exec.md");
-    /// What headers define beside options: constants of these beginnings.
+    /// Prefixes of other constants in the headers.
     const OTHER_NAMES: [&str; 13] = [
         "IPV6_FL_",
         "IP_PMTUDISC_",
@@ -423,7 +423,7 @@ mod tests {
         found
     }
 
-    /// What becomes of an option that is set to another value than its default.
+    /// The result of setting an option to another value than its default.
     fn tried(v6: bool, level: c_int, name: c_int) -> Result<(), Errno> {
         let fresh = Fresh::new(v6).unwrap();
         let value: c_int = match (level, name) {
@@ -442,9 +442,9 @@ mod tests {
 
     /// The row of the documentation that lists an option.
     fn group(level: c_int, name: &str, number: c_int) -> &'static str {
-        /// They are structures.
+        /// Options with a structure as value.
         const STRUCTURES: [&str; 4] = ["SO_LINGER", "SO_RCVTIMEO", "SO_SNDTIMEO", "TCP_CONGESTION"];
-        /// Without an effect as yet.
+        /// Options without an effect so far.
         const YET: [&str; 3] = ["SO_OOBINLINE", "TCP_SYNCNT", "TCP_USER_TIMEOUT"];
         let v6 = level == IPV6;
         let fresh = Fresh::new(v6).unwrap();
@@ -462,9 +462,9 @@ mod tests {
         }
     }
 
-    /// The documentation says of every option of Linux what becomes of it.
+    /// The documentation lists every option of Linux in the right row.
     #[test]
-    fn every_option_is_in_the_documentation() {
+    fn documentation_lists_every_option() {
         let all = [
             options("asm-generic/socket.h", &[("SO_", SOCKET)]),
             options("linux/in.h", &[("IP_", IP)]),
@@ -491,7 +491,7 @@ mod tests {
         for (group, names) in rows {
             let mut listed = cell(group);
             if group == "Can be read" || group == "Fail" {
-                // Which of both it is differs among kernels.
+                // Kernels differ in this.
                 listed.extend(cell(if group == "Fail" { "Can be read" } else { "Fail" }));
             }
             if names.iter().any(|name| !listed.contains(&name.as_str())) {

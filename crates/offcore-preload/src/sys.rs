@@ -251,12 +251,12 @@ pub(crate) fn set_int_option(fd: c_int, level: c_int, name: c_int, value: c_int)
     unsafe { setsockopt(fd, level, name, (&raw const value).cast(), size_of::<c_int>()) }
 }
 
-/// A socket of the kernel's.
+/// Creates a kernel socket.
 pub(crate) fn socket(family: c_int, kind: c_int) -> Result<c_int, Errno> {
     numbers(libc::SYS_socket, [family as usize, kind as usize, 0, 0, 0, 0]).map(|fd| fd as c_int)
 }
 
-/// Nanoseconds of a clock that nobody sets.
+/// `CLOCK_MONOTONIC` in nanoseconds.
 pub(crate) fn now() -> i128 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let args = [libc::CLOCK_MONOTONIC as usize, &raw mut time as usize, 0, 0, 0, 0];
@@ -265,7 +265,7 @@ pub(crate) fn now() -> i128 {
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
 }
 
-/// Lets other threads have the core.
+/// Yields the core to other threads.
 pub(crate) fn yield_now() {
     // SAFETY: it has no arguments.
     unsafe { call(libc::SYS_sched_yield, [0; 6]) };
@@ -305,7 +305,7 @@ pub(crate) fn map(fd: c_int, len: usize, writable: bool) -> Result<*mut u8, Errn
     result(unsafe { call(libc::SYS_mmap, args) }).map(|address| address as *mut u8)
 }
 
-/// Makes a mapping of the library's own longer; it may be moved.
+/// Enlarges a mapping of the library. It may move.
 pub(crate) fn remap(address: *mut u8, old: usize, new: usize) -> Result<*mut u8, Errno> {
     let args = [address as usize, old, new, libc::MREMAP_MAYMOVE as usize, 0, 0];
     // SAFETY: the caller has mapped it, and nothing refers to it meanwhile.
@@ -469,12 +469,12 @@ pub(crate) fn write_parts(fd: c_int, parts: &[&[u8]]) {
     unsafe { call(libc::SYS_writev, [fd as usize, list.as_ptr() as usize, parts.len().min(8), 0, 0, 0]) };
 }
 
-/// Whether a descriptor is a pipe's.
+/// Whether a descriptor is a pipe.
 pub(crate) fn is_pipe(fd: c_int) -> bool {
     stat(fd).is_some_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO)
 }
 
-/// Waits until a descriptor can be read (`POLLIN`) or written (`POLLOUT`), or has ended; `EAGAIN` without `wait`.
+/// Waits until a descriptor is readable (`POLLIN`), writable (`POLLOUT`) or hung up; `EAGAIN` without `wait`.
 pub(crate) fn wait_for(fd: c_int, events: i16, wait: bool) -> Result<(), Errno> {
     let mut poll = libc::pollfd { fd, events, revents: 0 };
     let time = if wait { -1isize as usize } else { 0 };
@@ -535,10 +535,10 @@ pub(crate) fn each_descriptor(mut each: impl FnMut(c_int)) {
     let _ = close(directory as c_int);
 }
 
-/// Waits until the time is up or a signal comes.
+/// Sleeps until the time is over or a signal arrives.
 ///
 /// # Errors
-/// `EINTR`: a signal has come that has a handler.
+/// `EINTR`: a signal with a handler has arrived.
 pub(crate) fn wait_for_signal(milliseconds: u64) -> Result<(), Errno> {
     // SAFETY: it has no entries.
     result(unsafe { call(libc::SYS_poll, [0, 0, milliseconds as usize, 0, 0, 0]) }).map(drop)

@@ -44,7 +44,7 @@ pub(crate) struct Entry {
     pub(crate) kind: Kind,
     /// The program's socket is of `AF_INET6`.
     pub(crate) v6: bool,
-    /// Low 24 bits of the session's generation; of a socket that is not decided, bits of [`open`].
+    /// Low 24 bits of the session's generation; for an undecided socket, bits of [`open`].
     pub(crate) generation: u32,
     /// Place of the slot, or the number of a socket that is not decided.
     pub(crate) place: u32,
@@ -52,7 +52,7 @@ pub(crate) struct Entry {
 
 /// State of an undecided socket.
 pub(crate) mod open {
-    /// Other descriptors are of it, too.
+    /// The socket has other descriptors, too.
     pub(crate) const SHARED: u32 = 1;
     /// The program has set an option.
     pub(crate) const SET: u32 = 2;
@@ -68,12 +68,12 @@ impl Entry {
         Self { kind, v6, generation: session.generation & GENERATION, place: session.place }
     }
 
-    /// Whether it is of a socket that is not decided.
+    /// Whether this is an undecided socket.
     pub(crate) fn is_open(self) -> bool {
         matches!(self.kind, Kind::OpenStream | Kind::OpenDatagrams)
     }
 
-    /// Whether another one is of the same socket.
+    /// Whether another entry belongs to the same socket.
     pub(crate) fn is_same(self, other: Self) -> bool {
         (self.kind, self.place) == (other.kind, other.place)
             && (self.is_open() || self.generation == other.generation)
@@ -142,7 +142,7 @@ pub(crate) fn set(fd: c_int, entry: Option<Entry>) -> bool {
     word.is_some()
 }
 
-/// `to` has become a duplicate of `from`.
+/// Notes that `to` is a duplicate of `from`.
 pub(crate) fn duplicate(from: c_int, to: c_int) {
     let mut entry = get(from);
     if let Some(entry) = entry.as_mut().filter(|entry| entry.is_open()) {

@@ -87,19 +87,19 @@ impl<'a> Buffers<'a> {
     /// The buffers are the program's to be read.
     pub(crate) unsafe fn drain<'s>(self, skip: usize, spans: impl Iterator<Item = Span<'s>>) -> usize {
         // SAFETY: as above.
-        // copy-ok: the application's core copies what it writes
+        // copy-ok: the application's core copies the data of a write
         self.meet(skip, spans, |ours, shared, len| unsafe { ptr::copy_nonoverlapping(ours, shared, len) })
     }
 
-    /// Copies all of the buffers to `to`.
+    /// Copies the whole buffers to `to`.
     ///
     /// # Safety
-    /// The buffers are the program's to be read, and `to` has room for them.
+    /// The buffers can be read, and `to` has room for them.
     pub(crate) unsafe fn gather(self, to: *mut u8) {
         let mut to = to;
         for (from, len) in self.from(0) {
             // SAFETY: the caller's promise; they do not overlap.
-            // copy-ok: the application's core copies what it writes
+            // copy-ok: the application's core copies the data of a write
             unsafe { ptr::copy_nonoverlapping(from, to, len) };
             to = to.wrapping_add(len);
         }

@@ -54,7 +54,7 @@ pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: 
             gone(fd, entry);
         }
     }
-    // The library's own descriptors stay, between which there may be others.
+    // The library's own descriptors stay open. They need not be adjacent.
     let mut from = first;
     while let Some(own) = link::next_own(from).filter(|own| *own <= last && !only_flag) {
         // SAFETY: the caller's promise.

@@ -10,7 +10,7 @@ use crate::sys::{self, Errno};
 
 type Strings = *const *const c_char;
 
-/// Returns the result of a function that sets `errno`. A lack of memory for the environment is such an error.
+/// Returns the result of a function that sets `errno`, also if there is no memory for the environment.
 fn executed(result: Result<c_int, Errno>) -> c_int {
     result.unwrap_or_else(|error| sys::returned_int(Err(error)))
 }
@@ -89,7 +89,7 @@ unsafe extern "C" fn posix_spawnp(
     unsafe { with_ours(environment, call) }.unwrap_or_else(|error| error)
 }
 
-/// libc executes a shell by itself, with the program's own environment.
+/// libc executes the shell without calling the functions here, and passes the program's own environment.
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn system(command: *const c_char) -> c_int {
     environment::repair();
@@ -138,7 +138,7 @@ unsafe extern "C" fn execvp(path: *const c_char, arguments: Strings) -> c_int {
     unsafe { execvpe(path, arguments, usual()) }
 }
 
-/// The variadic functions. libc's own ones do not call the functions of this library.
+/// The variadic functions. Those of libc do not call the functions of this library.
 #[cfg(feature = "interpose")]
 mod one_by_one {
     use core::arch::naked_asm;
@@ -147,12 +147,12 @@ mod one_by_one {
     use super::{Strings, execve, execvpe, usual};
     use crate::sys;
 
-    /// Arguments in registers, behind the path.
+    /// Arguments in registers after the path.
     const IN_REGISTERS: usize = 5;
-    /// Arguments that are copied on the caller's stack. More of them are in a mapping.
+    /// Arguments that fit on the caller's stack. More of them need a mapping.
     const FEW: usize = 128;
 
-    /// Makes functions that pass the addresses of their register arguments and stack arguments.
+    /// Defines functions that pass the addresses of their register arguments and stack arguments.
     macro_rules! listed {
         ($($name:ident => $to:ident;)*) => {$(
             #[unsafe(no_mangle)]
@@ -186,7 +186,7 @@ mod one_by_one {
         execle => list_environment;
     }
 
-    /// Calls `execute` with the arguments up to the null, and the argument behind the null.
+    /// Calls `execute` with the arguments before the null, and the argument after it.
     ///
     /// # Safety
     /// `first` has [`IN_REGISTERS`] arguments, and `rest` has the others.
@@ -229,7 +229,7 @@ mod one_by_one {
         unsafe { with_list(first, rest, |arguments, _| execvpe(path, arguments, usual())) }
     }
 
-    /// The environment is behind the null.
+    /// The environment follows the null.
     unsafe extern "C" fn list_environment(path: *const c_char, first: Strings, rest: Strings) -> c_int {
         // SAFETY: the caller's promise.
         unsafe {

@@ -198,7 +198,7 @@ pub(super) unsafe extern "C" fn accept4(
     }
 }
 
-/// The stack of a listener is gone. It is no error of `accept`.
+/// The listener's stack has ended. `accept` reports no error for that.
 const GONE: Errno = libc::EOWNERDEAD;
 
 /// Takes a connection out of a listener's queue.

@@ -112,7 +112,7 @@ struct Action {
     mask: u64,
 }
 
-/// The handler of SIGSYS that was there before, and whether it takes three arguments.
+/// The previous handler of SIGSYS, and whether it takes three arguments.
 static BEFORE: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
 static BEFORE_TAKES_INFO: AtomicBool = AtomicBool::new(false);
 
@@ -169,7 +169,7 @@ unsafe extern "C" fn come_back(signal: c_int, info: *mut siginfo_t, context: *mu
         // A handler of the program returns. Its frame is at the program's stack pointer.
         // SAFETY: the stack pointer of the interrupted context.
         libc::SYS_rt_sigreturn => unsafe { sigreturn(registers[libc::REG_RSP as usize] as usize) },
-        // The new process or thread begins behind the system call's own instruction. From now on none comes back.
+        // The child starts after the system call instruction. So the call is repeated without dispatch, which stays off.
         libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork => {
             thread.selector.store(ALLOW, Ordering::Relaxed);
             registers[libc::REG_RIP as usize] -= 2;
@@ -187,13 +187,13 @@ unsafe extern "C" fn come_back(signal: c_int, info: *mut siginfo_t, context: *mu
     }
 }
 
-/// Ends a handler whose frame is at `stack`.
+/// Returns from a handler whose signal frame is at `stack`.
 unsafe fn sigreturn(stack: usize) -> ! {
-    // SAFETY: the caller's promise; the kernel goes on where the handler has interrupted something.
+    // SAFETY: the caller's promise; the kernel continues the interrupted code.
     unsafe { asm!("mov rsp, {}", "mov eax, 15", "syscall", in(reg) stack, options(noreturn)) }
 }
 
-/// Calls the handler that was there before.
+/// Calls the previous handler.
 unsafe fn before(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let handler = BEFORE.load(Ordering::Relaxed);
     match handler {
@@ -220,7 +220,7 @@ unsafe fn before(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     }
 }
 
-/// Functions of libc's that resolve names.
+/// Functions of libc that resolve names.
 macro_rules! names {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty;)*) => {$(
         #[allow(clippy::too_many_arguments, reason = "as the functions")]

@@ -24,7 +24,7 @@ pub(super) unsafe extern "C" fn epoll_ctl(
         // SAFETY: the caller's promise: null, or an event.
         let event = unsafe { event.as_ref() }.copied();
         if !polled::remember(epoll, operation, fd, event) {
-            // epoll fails with this when its own memory runs out.
+            // The error of epoll without memory.
             // SAFETY: numbers.
             unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, core::ptr::null_mut()) };
             return sys::returned_int(Err(libc::ENOMEM));

@@ -1,4 +1,4 @@
-//! Datagrams that several calls write (`MSG_MORE`, `UDP_CORK`). This process stores the bytes until the last call.
+//! Corked datagrams: several calls write one datagram (`MSG_MORE`, `UDP_CORK`). This process stores the bytes until the last call.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
@@ -16,12 +16,12 @@ use crate::vectors::{Buffers, buffer};
 
 /// The maximum number of corked sockets.
 const MOST: usize = 64;
-/// Bytes of memory for each.
+/// Bytes of memory for each corked socket.
 const ROOM: usize = 1 << 16;
 
-/// A datagram that is not complete. The socket's write lock protects it.
+/// An incomplete datagram. The socket's write lock protects it.
 struct Begun {
-    /// Place and generation of the session; 0 for none.
+    /// Place and generation of the session; 0 if unused.
     session: AtomicU64,
     header: UnsafeCell<Option<Header>>,
     bytes: AtomicUsize,
@@ -63,7 +63,7 @@ pub(crate) fn is_begun(session: &Session) -> bool {
     find(session).is_some()
 }
 
-/// Takes a free place and maps its memory.
+/// Reserves a free place and maps its memory.
 fn add(session: &Session) -> Result<&'static Begun, Errno> {
     // A closed socket's datagram is dropped, as on Linux.
     let is_gone = |key: u64| {
@@ -104,7 +104,7 @@ impl Begun {
     /// Appends the program's bytes. An error drops the datagram, as on Linux.
     ///
     /// # Safety
-    /// The buffers are the program's to be read, and the lock is held.
+    /// The buffers can be read, and the lock is held.
     unsafe fn append(&self, buffers: Buffers<'_>, most: usize) -> Result<usize, Errno> {
         let (at, len) = (self.len.load(Ordering::Relaxed), buffers.len());
         if len > most.min(ROOM).saturating_sub(at) {
@@ -122,7 +122,7 @@ impl Begun {
 /// Begins a datagram.
 ///
 /// # Safety
-/// The buffers are the program's to be read.
+/// The buffers can be read.
 pub(super) unsafe fn begin(session: &Session, header: &Header, buffers: Buffers<'_>) -> Result<usize, Errno> {
     let lock = Held::new(&session.slot.wishes.writing);
     if lock.is_nested() {
@@ -139,7 +139,7 @@ pub(super) unsafe fn begin(session: &Session, header: &Header, buffers: Buffers<
 /// Appends to the datagram. Sends it unless more data follows.
 ///
 /// # Safety
-/// The buffers are the program's to be read.
+/// The buffers can be read.
 pub(super) unsafe fn go_on(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<usize, Errno> {
     let lock = Held::new(&session.slot.wishes.writing);
     if lock.is_nested() {
@@ -165,7 +165,7 @@ pub(crate) fn push(session: &Session) -> Result<(), Errno> {
     header.map_or(Ok(()), |header| send(session, begun, header, 0).map(drop))
 }
 
-/// Sends the datagram. On an error it is dropped.
+/// Sends the datagram. An error drops it.
 fn send(session: &Session, begun: &Begun, header: Header, how: c_int) -> Result<usize, Errno> {
     let bytes = ptr::with_exposed_provenance::<u8>(begun.bytes.load(Ordering::Relaxed));
     let part = buffer(bytes.cast(), begun.len.load(Ordering::Relaxed));

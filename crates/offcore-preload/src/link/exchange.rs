@@ -14,15 +14,15 @@ use crate::sys::{self, Errno};
 
 /// Room for the longest message.
 const LONGEST: usize = 256;
-/// Where the library's own descriptors are, if there is room: out of the way of programs that count on low numbers.
+/// The lowest preferred number of the library's own descriptors: programs expect low numbers for theirs.
 const AWAY: usize = 1000;
 
-/// Seconds within which the stack welcomes a process, which takes as long as hundreds that begin at once need, and within which it
-/// answers later. A stopped stack must not hold up signals for ever, which wait for the answer.
+/// Timeouts in seconds: for the welcome, which takes longer if hundreds of programs start at once, and for answers. Signals wait
+/// for an answer, and a stopped stack must not delay them forever.
 const WELCOMED: libc::time_t = 60;
 const ANSWERED: libc::time_t = 15;
 
-/// Milliseconds that a process waits for a busy stack, and the shortest and longest pause between two tries.
+/// Milliseconds that a process waits for a busy stack, and the shortest and longest pause between two attempts.
 const BUSY: u64 = 30_000;
 const SHORTEST: u64 = 10;
 const LONGEST_NAP: u64 = 160;
@@ -162,7 +162,7 @@ fn send(fd: c_int, bytes: &[u8], descriptors: &[c_int]) -> Result<usize, Errno> 
     unsafe { sys::sendmsg(fd, &header, libc::MSG_NOSIGNAL) }
 }
 
-/// Limits the seconds that a socket to the stack waits.
+/// Sets the timeouts of a socket to the stack, in seconds.
 fn limit(fd: c_int, seconds: libc::time_t) {
     let time = libc::timeval { tv_sec: seconds, tv_usec: 0 };
     for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
@@ -193,7 +193,7 @@ fn connect_once() -> Result<(c_int, Received), Failed> {
     })
 }
 
-/// Says hello on a new socket to the stack, and is welcomed.
+/// Sends a hello message on a new socket to the stack, and receives the welcome.
 fn greet(fd: c_int) -> Result<Received, Failed> {
     let hello = Hello { version: VERSION, key: environment::key() };
     send(fd, &hello.to_bytes(), &[]).map_err(|error| Step::Message.failed(error))?;
@@ -233,14 +233,14 @@ fn fork_once(inherited: c_int) -> Result<(c_int, Received), Failed> {
         Ok(_) => {
             receive(ours, &mut bytes, libc::MSG_CMSG_CLOEXEC).map_err(|error| Step::Message.failed(error))
         }
-        // The parent's stack is gone.
+        // The parent's stack has ended.
         Err(error) => Err(Step::Connect.failed(error)),
     };
     let _ = sys::close(ours);
     let (_, descriptors) = answer?;
     let [socket] = *descriptors.as_slice() else {
         descriptors.close();
-        // The stack has closed the other end: it has no room for a guest.
+        // The stack has closed the other end: its queue of new processes is full.
         return Err(Step::Message.failed(libc::ECONNRESET));
     };
     limit(socket, WELCOMED);
@@ -292,12 +292,12 @@ pub(super) fn ask(
     }
 }
 
-/// A duplicate as [`far`] makes it, or one with any number.
+/// A duplicate with a high number as in [`far`], or with any number.
 pub(super) fn away(fd: c_int) -> Result<c_int, Errno> {
     far(fd).or_else(|_| sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3).map(|moved| moved as c_int))
 }
 
-/// A duplicate with a number that programs do not use.
+/// A duplicate with a high number, which programs do not expect.
 pub(crate) fn far(fd: c_int) -> Result<c_int, Errno> {
     sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, AWAY).map(|moved| moved as c_int)
 }
