@@ -39,7 +39,7 @@ use crate::proto::{
 /// What an engine holds up leaves buffers for everybody else.
 const IN_FLIGHT: usize = 1024;
 const SHARE: usize = 4;
-/// Largest part of the pool that one turn plans.
+/// The largest part of the pool that one turn plans to send.
 const AT_ONCE_SHARE: usize = 8;
 /// What part of the pool packets may hold that wait to be handed to another worker.
 const ELSEWHERE_SHARE: usize = 16;
@@ -98,7 +98,7 @@ impl Sending {
             }
             leave_checksum(&mut packet, &header);
         }
-        // It was planned when the queue had room.
+        // The queue had room when this was planned.
         links.get(iface).queue.push_back(packet);
     }
 }
@@ -445,7 +445,7 @@ impl Path {
     }
 }
 
-/// The part of a packet that the protocols see: its first buffer, in which headers are.
+/// The part of a packet that the protocols read: its first buffer, which contains the headers.
 #[inline]
 pub fn head_of(packet: &Packet) -> &[u8] {
     packet.bytes()

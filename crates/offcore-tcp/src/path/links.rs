@@ -15,11 +15,11 @@ const WAITING_SHARE: usize = 16;
 /// How long they wait, in microseconds: as long as it is asked for. Time between two looks.
 const LONGEST_WAIT: u64 = 3_000_000;
 const LOOK_AGAIN: u64 = 100_000;
-/// Packets that wait to be sent by an interface: from then on connections plan and acknowledge nothing, and other packets of headers
-/// are held back. With twice as many, datagrams and echo replies are dropped, as by the queue of an interface.
+/// High-water mark of an interface's queue in packets. Above it connections neither send nor acknowledge, and other packets without
+/// payload are held back. Above twice the mark, datagrams and echo replies are dropped.
 const MARK: usize = 512;
 const QUEUE: usize = 2 * MARK;
-/// Limit of the packets of headers that are held back.
+/// Limit of held back packets.
 const HELD_BACK: usize = 1 << 14;
 /// What part of the pool all such queues may hold. One of them may hold as many buffers as all leave free of that: a port
 /// that is hung gets half of it, and each other one finds room, however many are hung.
@@ -33,7 +33,7 @@ pub(super) struct Link {
     /// Bytes of payload, at most, that it cuts into segments; 0 when it does not.
     pub(super) longest: usize,
     pub(super) queue: SendQueue,
-    /// Packets of headers for which the queue or the pool lacks room.
+    /// Packets without payload that wait for room in the queue or the pool.
     held_back: VecDeque<Control>,
 }
 
@@ -106,7 +106,7 @@ impl Links {
         &mut self.links[index]
     }
 
-    /// Whether an interface's port is to take some packets before there are more for it.
+    /// Whether an interface's port must take some packets before it gets more.
     #[inline]
     pub(super) fn is_full(&self, iface: usize) -> bool {
         let Some(Link { queue, held_back, .. }) = self.links.get(iface) else { return false };
@@ -115,7 +115,7 @@ impl Links {
         !held_back.is_empty() || queue.len() >= MARK || held > BURST && self.is_too_long(3 * held)
     }
 
-    /// How many interfaces there are.
+    /// The number of interfaces.
     pub(super) fn len(&self) -> usize {
         self.links.len()
     }
@@ -134,7 +134,7 @@ impl Links {
         }
     }
 
-    /// Queues a packet of headers, or holds it back while the port is full: without it the peer waits for a timeout.
+    /// Queues a packet without payload, or holds it back while the port is full. If it were dropped, the peer would need a timeout.
     #[inline]
     pub(super) fn enqueue_control(&mut self, cache: &mut PoolCache, control: Control) {
         let iface = control.iface;
@@ -147,7 +147,7 @@ impl Links {
         }
     }
 
-    /// Queues packets that were held back, up to the mark.
+    /// Queues held back packets, up to the mark.
     #[inline]
     pub(super) fn go_on(&mut self, cache: &mut PoolCache) {
         for Link { queue, held_back, .. } in &mut self.links {
@@ -240,7 +240,7 @@ impl Links {
     }
 }
 
-/// A packet of headers; none without a buffer.
+/// A packet without payload; `None` if there is no buffer.
 #[inline]
 fn filled(cache: &mut PoolCache, control: &Control) -> Option<Packet> {
     let bytes = control.bytes();

@@ -116,12 +116,12 @@ impl fmt::Debug for FlowKey {
     }
 }
 
-/// All addresses of the family of one.
+/// The wildcard address of an address's family.
 pub(super) fn any_like(address: IpAddr) -> IpAddr {
     if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
-/// Whether two bound addresses have one in common; none is all, 0.0.0.0 and `::` are all of one family.
+/// Whether two bound addresses overlap. `None` is the wildcard of both families, 0.0.0.0 and `::` of one.
 pub fn overlap(one: Option<IpAddr>, other: Option<IpAddr>) -> bool {
     let (Some(one), Some(other)) = (one, other) else { return true };
     let any = one.is_unspecified() || other.is_unspecified();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn all_addresses_overlap_with_each_of_their_family() {
+    fn wildcard_overlaps_its_family() {
         let at = |text: &str| Some(text.parse().unwrap());
         let (all, four, six) = (None, at("0.0.0.0"), at("::"));
         for (one, other, expected) in [

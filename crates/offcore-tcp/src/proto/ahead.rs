@@ -1,27 +1,27 @@
 //! Send buffers: how much an application may write before its peer acknowledges.
 //!
-//! A buffer is a number, not memory: an idle session has a small block at most. The stack grants more blocks when the application
-//! has filled half of its blocks, or asks for more.
+//! A buffer's size is a limit, not an allocation: an idle session has a small block at most. The stack grants more blocks when the
+//! application has filled half of its blocks, or requests more.
 
 use offcore_session::{Arena, Asked, Fifo, Tx};
 
 /// Bytes that a session can write without asking: one small block.
 pub(super) const FIRST_GRANT: u64 = 4096;
 
-/// A send buffer, in bytes that are written and not freed.
+/// A send buffer. Sizes count bytes that are written and not freed.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     /// The largest need so far; 0 for an empty FIFO.
     pub now: u64,
-    /// The buffer.
+    /// Size of the buffer.
     pub most: u64,
-    /// The size that the application was told, and its last request that was dealt with.
+    /// The size in the application's slot, and its last handled request.
     told: u64,
     answered: u32,
 }
 
 impl Ahead {
-    /// Grants blocks up to the largest need so far, or twice that when half of it is filled. `buffer` computes the size of the
+    /// Grants blocks up to the largest need so far, or up to twice that if half of it is filled. `buffer` computes the size of the
     /// buffer, if the need grows. `false`: the arena lacks blocks.
     #[inline]
     pub(super) fn grant(
@@ -35,7 +35,7 @@ impl Ahead {
         self.extend(wanted, tx, arena, buffer)
     }
 
-    /// As [`grant`](Self::grant), with the blocks that the application asks for.
+    /// As [`grant`](Self::grant), with the blocks that the application requests.
     pub(super) fn grant_asked(
         &mut self,
         tx: &mut Fifo<Tx>,
@@ -78,7 +78,7 @@ impl Ahead {
         tx.set_buffer(arena, most);
     }
 
-    /// The FIFO has lost its blocks.
+    /// Notes that the FIFO has lost its blocks.
     pub(super) fn shrink(&mut self) {
         self.now = 0;
     }

@@ -23,7 +23,7 @@ pub(super) const BROADCAST: MacAddr = MacAddr([0xff; 6]);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct About {
     pub(super) address: Ipv4Addr,
-    /// The address as the sender's: a probe has none, so that no cache learns from it.
+    /// The sender's protocol address. A probe has none, so that no cache learns from it.
     pub(super) sender: Ipv4Addr,
 }
 
@@ -55,7 +55,7 @@ impl OwnAddress {
         (self.left, self.next) = (PROBES, Some(now));
     }
 
-    /// The probe or the announcement that is due now.
+    /// The next due probe or announcement.
     pub(super) fn next_message(&mut self, now: u64) -> Option<About> {
         let IpAddr::V4(address) = self.prefix.address else { return None };
         if self.standing == Standing::Duplicated {

@@ -33,7 +33,7 @@ impl Stack {
         self.arenas.limit(app, most);
     }
 
-    /// Whose an application is: applications of one user may share an address and port (`SO_REUSEPORT`).
+    /// Sets the user of an application. Applications of one user may share an address and port (`SO_REUSEPORT`).
     pub fn set_user(&mut self, app: AppId, user: u32) {
         self.arenas.set_user(app, user);
     }

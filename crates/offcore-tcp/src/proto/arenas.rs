@@ -22,7 +22,7 @@ pub(super) struct App {
     /// Connections, sockets and listeners that it has, or has left behind; and how many there may be.
     users: usize,
     limit: usize,
-    /// Whose it is, if that is known.
+    /// The application's user, if known.
     user: Option<u32>,
     /// It opens nothing any more.
     gone: bool,
@@ -124,7 +124,7 @@ impl Arenas {
         }
     }
 
-    /// Whose an application is.
+    /// The user of an application.
     pub(super) fn user(&self, app: AppId) -> Option<u32> {
         self.apps.get(app.number() as usize)?.as_deref()?.user
     }

@@ -28,7 +28,7 @@ impl Net {
         own.any(|own| own.prefix.address.is_ipv4() && matches!(own.standing, Standing::Tentative { .. }))
     }
 
-    /// An ARP packet has come.
+    /// Handles a received ARP packet.
     pub(crate) fn arp(&mut self, now: u64, number: u8, head: &[u8], out: &mut Out) -> Verdict {
         let Ok(message) = Arp::parse(&head[ethernet::HEADER_LEN.min(head.len())..]) else {
             return Verdict::Drop(DropReason::Malformed);
@@ -53,7 +53,7 @@ impl Net {
         let wanted = iface.owns(message.target_ip.into());
         if !message.sender_ip.is_unspecified() && !message.sender_mac.is_multicast() {
             let answer = wanted && message.operation == ArpOperation::Reply;
-            // No other station is ever a next hop.
+            // Only neighbours on the link and gateways can be a next hop.
             let near = iface.is_near(message.sender_ip.into());
             let said = Said { answer, replaces: true, wanted: wanted && near };
             self.learned(now, (number, message.sender_ip.into()), message.sender_mac, said, out);
@@ -71,7 +71,7 @@ impl Net {
         Verdict::Consumed
     }
 
-    /// Whether another host has, or probes, an address that is being probed here (2.1.1). Then the address is not used.
+    /// Whether another host has, or probes, an address that is being probed here (2.1.1).
     fn conflicts_with(&mut self, now: u64, number: u8, message: &Arp, out: &mut Out) -> bool {
         let is_probe = message.sender_ip.is_unspecified() && message.operation == ArpOperation::Request;
         let claimed = IpAddr::from(if is_probe { message.target_ip } else { message.sender_ip });

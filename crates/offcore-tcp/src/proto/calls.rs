@@ -119,7 +119,7 @@ impl Stack {
         self.connect_with(now, app, ConnOptions::default(), from, to, out)
     }
 
-    /// The same, of a connection that begins with other options than the stack's.
+    /// As [`connect`](Self::connect), with options for the connection.
     ///
     /// # Errors
     /// See [`connect`](Self::connect).
@@ -309,7 +309,7 @@ impl Stack {
         tcb.user_timeout = if user_timeout == 0 { u64::MAX } else { u64::from(user_timeout) * 1000 };
         if let Some(asking) = &mut tcb.asking {
             asking.retries = if syn_retries == 0 { SYN_RETRIES } else { syn_retries };
-            // The last question may have been sent without a limit.
+            // The timer of the last SYN may have been set without a limit.
             asking.due = asking.due.min(asking.since.saturating_add(tcb.user_timeout)).max(now);
         }
         self.touch(conn);

@@ -1,4 +1,4 @@
-//! ICMP errors about received packets. Their rate is limited. A packet to a group or a broadcast address has no answer (RFC
+//! ICMP errors about received packets. Their rate is limited. A packet to a group or a broadcast address gets no error (RFC
 //! 1122, 3.2.2; RFC 4443, 2.4).
 
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use super::ip::{ETHERNET, Envelope, IpHeaders};
 use super::packet::{Out, RxSeg};
 use super::stack::Stack;
 
-/// An error: its type and code, and the second four bytes of its header.
+/// An error: its type, its code, and the second word of its header.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Complaint {
     pub kind: u8,
@@ -29,7 +29,7 @@ impl Stack {
         self.complain(now, (Some(ip.dst), ip.src), Complaint { kind, code, rest: 0 }, quoted, out);
     }
 
-    /// The host has no such transport protocol (RFC 1122, 3.2.2.1). Of IPv6 a [header](Self::not_understood) says so.
+    /// The host does not have this transport protocol (RFC 1122, 3.2.2.1). For IPv6 see [`not_understood`](Self::not_understood).
     #[cold]
     pub(super) fn protocol_unreachable(&mut self, now: u64, ip: &IpHeaders, head: &[u8], out: &mut Out) {
         let (kind, code) = (icmpv4::DESTINATION_UNREACHABLE, icmpv4::PROTOCOL_UNREACHABLE);
@@ -37,7 +37,7 @@ impl Stack {
         self.complain(now, (Some(ip.dst), ip.src), Complaint { kind, code, rest: 0 }, quoted, out);
     }
 
-    /// A packet of IPv6 has a header or an option that is not known (RFC 8200, 4; RFC 4443, 3.4).
+    /// An IPv6 packet has an unknown header or option (RFC 8200, 4; RFC 4443, 3.4).
     #[cold]
     pub(super) fn not_understood(&mut self, now: u64, iface: u8, packet: &RxSeg<'_>, out: &mut Out) {
         let Ok(frame) = EthernetFrame::new_checked(packet.head) else { return };

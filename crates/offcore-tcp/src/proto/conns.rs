@@ -29,7 +29,7 @@ pub(super) struct Conn {
     /// From the application to the peer.
     pub tx: Fifo<Tx>,
     ahead: Ahead,
-    /// Sizes that the application has set.
+    /// Buffer sizes set by the application.
     pub buffers: Buffers,
     /// Planned packets that have not been sealed, and copies of the application's to its FIFO.
     pub planned: u32,
@@ -70,26 +70,26 @@ impl Conn {
         arena.give_slot(self.slot);
     }
 
-    /// Grants blocks up to the application's demand to date. The send buffer bounds that: its size is what the application has
-    /// set, or the larger of the default and twice the congestion window.
+    /// Grants blocks up to the application's largest need so far, limited by the send buffer: the size set by the application,
+    /// or else the larger of the default and twice the congestion window.
     pub(super) fn grant(&mut self, arena: &mut Arena, config: &Config) {
         let Self { ahead, tx, tcb, buffers, .. } = self;
         ahead.grant(tx, arena, |ahead, arena| send_buffer(ahead, *buffers, tcb, arena, config));
     }
 
-    /// As [`grant`](Self::grant), with the blocks that the application asks for.
+    /// As [`grant`](Self::grant), with the blocks that the application requests.
     pub(super) fn grant_asked(&mut self, arena: &mut Arena, config: &Config) {
         let Self { ahead, tx, tcb, buffers, .. } = self;
         ahead.grant_asked(tx, arena, |ahead, arena| send_buffer(ahead, *buffers, tcb, arena, config));
     }
 
-    /// Both FIFOs are new: the application may write a little at once.
+    /// Prepares new FIFOs: the application can write a little at once.
     pub(super) fn begin(&mut self, arena: &mut Arena, config: &Config) {
         self.ahead = Ahead::default();
         self.grant(arena, config);
     }
 
-    /// The application has set the sizes of its buffers.
+    /// Sets the buffer sizes.
     pub(super) fn set_buffers(&mut self, buffers: Buffers, arena: &mut Arena, config: &Config) {
         self.buffers = buffers;
         let send = buffers.send(config).unwrap_or(config.send_buffer.into());
@@ -167,7 +167,7 @@ impl Conn {
     }
 }
 
-/// Bytes of a send buffer.
+/// The size of a send buffer in bytes.
 fn send_buffer(ahead: &Ahead, set: Buffers, tcb: &Tcb, arena: &Arena, config: &Config) -> u64 {
     let least = u64::from(config.send_buffer);
     set.send(config).unwrap_or_else(|| {

@@ -1,4 +1,4 @@
-//! Multicast groups of an interface: reports to routers and to switches that look at them (RFC 3376 and 2236; RFC 3810 and
+//! Multicast groups of an interface: reports to routers and to snooping switches (RFC 3376 and 2236; RFC 3810 and
 //! 2710).
 //!
 //! A switch with snooping forwards a group's packets only to ports that have reported it. Neighbour discovery needs such
@@ -26,43 +26,43 @@ const MOST_ROBUST: u8 = 7;
 /// versions 1 and 2 of IGMP (RFC 2236, 8.10).
 const CHANGE: u64 = 1_000_000;
 const OLD_CHANGE: u64 = 10_000_000;
-/// How long a router of an older version is believed to be there after its query, with its usual interval of 125 s (RFC 3376,
+/// Older Version Querier Present Timeout, with the default query interval of 125 s (RFC 3376,
 /// 8.12; RFC 3810, 9.12).
 const OLD_ROUTER: u64 = 260_000_000;
 /// The least time between two answers to queries: it bounds the cost of a flood of queries.
 const QUIET: u64 = 100_000;
-/// Records of IPv4 that fit one report.
+/// IPv4 records that fit one report.
 const RECORDS: usize = 10;
 
 const ALL_SYSTEMS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 
-/// A group. Without users it was left, and reports of that are still due.
+/// A group. Without users it has been left, and reports of that are due.
 #[derive(Debug, Default)]
 struct Group {
     users: u32,
-    /// When it is reported next.
+    /// Time of the next report.
     due: Option<u64>,
-    /// Reports of a change that are left.
+    /// Remaining reports of a change.
     changes: u8,
 }
 
 /// Routers of an older version.
 #[derive(Debug, Clone, Copy, Default)]
 struct Older {
-    /// Until then a router of version 2 of IGMP, or version 1 of MLD.
+    /// End of the presence of an IGMPv2 or MLDv1 router.
     v2: u64,
-    /// Until then a router of version 1 of IGMP.
+    /// End of the presence of an IGMPv1 router.
     v1: u64,
 }
 
-/// Where reports come from.
+/// Source addresses of reports.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sender {
     pub iface: u8,
     pub mac: MacAddr,
-    /// Our address; the unspecified address before detection of duplicates has passed.
+    /// Our IPv4 address; the unspecified address until it was probed.
     pub v4: Ipv4Addr,
     /// The link-local address, likewise (RFC 3810, 5.2.13).
     pub v6: Ipv6Addr,
@@ -75,9 +75,9 @@ pub(crate) struct Groups {
     v4: Older,
     v6: Older,
     robustness: u8,
-    /// When the next report is due.
+    /// Time of the next report.
     next: Option<u64>,
-    /// No query is answered before.
+    /// Queries before this time are ignored.
     quiet: u64,
     chance: SplitMix,
 }
@@ -86,23 +86,23 @@ pub(crate) struct Groups {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Query {
     pub group: Option<IpAddr>,
-    /// Microseconds to answer in.
+    /// Maximum response time in microseconds.
     pub within: u64,
     pub is_v4: bool,
-    /// 1 and 2 are older ones of IGMP, 1 of MLD; 0 is the newest.
+    /// 1 and 2 are IGMPv1 and IGMPv2, 1 is MLDv1; 0 is the newest version.
     pub older: u8,
     pub robustness: u8,
 }
 
 impl Query {
-    /// Of MLD.
+    /// An MLD query.
     pub(crate) fn v6(query: &ListenerQuery) -> Self {
         let &ListenerQuery { group, within, is_v1, robustness } = query;
         let within = within.as_micros() as u64;
         Self { group: group.map(IpAddr::V6), within, is_v4: false, older: u8::from(is_v1) * 2, robustness }
     }
 
-    /// Of IGMP.
+    /// An IGMP query.
     pub(crate) fn v4(message: &Igmp) -> Option<Self> {
         let &Igmp::Query { group, within, version, robustness } = message else { return None };
         let (within, older) = (within.as_micros() as u64, if version < 3 { version } else { 0 });
@@ -117,12 +117,12 @@ impl Groups {
         Self { groups, v4, v6, robustness: ROBUSTNESS, next: None, quiet: 0, chance }
     }
 
-    /// Whether packets to the group are taken.
+    /// Whether packets to the group are received.
     pub(crate) fn contains(&self, group: IpAddr) -> bool {
         self.groups.get(&group).is_some_and(|group| group.users > 0)
     }
 
-    /// Adds a user of a group; the first user has it reported.
+    /// Adds a user of a group. The first user causes reports.
     pub(crate) fn join(&mut self, now: u64, group: IpAddr) -> Result<(), CallError> {
         if !group.is_multicast() {
             return Err(CallError::NotOurs);
@@ -139,7 +139,7 @@ impl Groups {
         Ok(())
     }
 
-    /// Removes a user of a group; the last user has that reported.
+    /// Removes a user of a group. The last user causes reports.
     pub(crate) fn leave(&mut self, now: u64, group: IpAddr) -> Result<(), CallError> {
         let entry = self.groups.get_mut(&group).filter(|entry| entry.users > 0).ok_or(CallError::Gone)?;
         entry.users -= 1;
@@ -153,7 +153,7 @@ impl Groups {
         Ok(())
     }
 
-    /// Reports all groups of IPv6 once more: the link-local address can be used from now on, and a router ignores reports from
+    /// Reports all IPv6 groups again: the link-local address is now valid, and routers ignore reports from
     /// the unspecified address.
     pub(crate) fn report_v6(&mut self, now: u64) {
         for (group, entry) in &mut self.groups {
@@ -164,7 +164,7 @@ impl Groups {
         self.look();
     }
 
-    /// A router asks. Each group is reported within the router's response time; an older version has a delay for each group
+    /// Handles a query. Each group is reported within the maximum response time. Older versions have a delay for each group
     /// (RFC 3376, 5.2; RFC 3810, 6.2; RFC 2236, 3).
     pub(crate) fn asked(&mut self, now: u64, query: Query) {
         let older = if query.is_v4 { &mut self.v4 } else { &mut self.v6 };
@@ -191,7 +191,7 @@ impl Groups {
         self.look();
     }
 
-    /// Another host has reported a group by an older version. One report is enough for the router.
+    /// Another host has reported a group in an older version. One report is enough for the router.
     pub(crate) fn reported(&mut self, now: u64, group: IpAddr) {
         let older = if group.is_ipv4() { self.v4 } else { self.v6 };
         if let Some(entry) = self.groups.get_mut(&group)
@@ -203,7 +203,7 @@ impl Groups {
         }
     }
 
-    /// When the next report is due.
+    /// Time of the next report.
     pub(crate) fn deadline(&self) -> Option<u64> {
         self.next
     }
@@ -226,7 +226,7 @@ impl Groups {
             due.push((record, *group));
             let older = if group.is_ipv4() { self.v4 } else { self.v6 };
             let is_old = older.v1.max(older.v2) > now;
-            // A version without records says once that a group is left.
+            // A version without records reports once that a group was left.
             entry.changes = if is_old && entry.users == 0 { 0 } else { entry.changes.saturating_sub(1) };
             let interval = if is_old { OLD_CHANGE } else { CHANGE };
             entry.due = (entry.changes > 0).then(|| now + 1 + self.chance.below(interval));
@@ -305,9 +305,9 @@ fn send_v6(now: u64, records: &[(Record, IpAddr)], older: Older, from: Sender, o
     }
 }
 
-/// A packet of IGMP: one hop, and a router alert.
+/// An IGMP packet: TTL 1, with a router alert.
 fn packet_v4(from: Sender, to: Ipv4Addr, write: impl FnOnce(&mut [u8]) -> usize) -> Control {
-    /// Internetwork control, as routers expect it.
+    /// Internetwork control, as Linux sets it.
     const DSCP: u8 = 0xc0;
     Control::new(from.iface, |bytes| {
         let (link, rest) = bytes.split_first_chunk_mut().expect("the buffer has room for all headers");
@@ -329,7 +329,7 @@ fn packet_v4(from: Sender, to: Ipv4Addr, write: impl FnOnce(&mut [u8]) -> usize)
     })
 }
 
-/// A packet of MLD: one hop, and a router alert.
+/// An MLD packet: hop limit 1, with a router alert.
 fn packet_v6(from: Sender, to: Ipv6Addr, write: impl FnOnce(&mut [u8]) -> usize) -> Control {
     let envelope = Envelope::new(from.v6.into(), to.into(), IpProtocol::HOP_BY_HOP);
     let envelope = Envelope { src_mac: from.mac, dst_mac: ipv6::multicast_mac(to), hops: 1, ..envelope };

@@ -180,9 +180,9 @@ pub(super) struct Half {
     pub due: u64,
     pub since: u64,
     pub tries: u8,
-    /// The answer was sent twice, to a SYN that came twice: an acknowledgement may be of either (Karn).
+    /// The SYN-ACK was sent twice, since the SYN arrived twice: an acknowledgement is ambiguous (Karn).
     pub repeated: bool,
-    /// The peer has acknowledged our answer, and the listener waits for its data.
+    /// The peer has acknowledged the SYN-ACK, and the listener waits for its data (`TCP_DEFER_ACCEPT`).
     pub deferred: bool,
     /// When a segment that did not belong here was last answered.
     pub challenged: Option<u64>,

@@ -86,7 +86,7 @@ impl Stack {
                 self.packet_too_big(now, mtu, quoted, out);
                 Ok(Verdict::Consumed)
             }
-            // Only routers ask, from the link, and with a router alert (RFC 3810, 6.2).
+            // Only routers on the link send queries, with a router alert (RFC 3810, 6.2).
             Icmpv6::ListenerQuery(query) => {
                 let IpAddr::V6(src) = ip.src else { return Err(DropReason::Malformed) };
                 let alerts = ip.transport > ETHERNET + ipv6::HEADER_LEN;
@@ -104,7 +104,7 @@ impl Stack {
         }
     }
 
-    /// IGMP: routers ask which groups are listened to.
+    /// Handles IGMP queries of routers and reports of other hosts.
     #[cold]
     pub(super) fn igmp(
         &mut self,
@@ -226,7 +226,7 @@ impl Stack {
         self.set_path_mtu(now, id, plateau(sender.mss() + headers).max(LEAST_V6));
     }
 
-    /// Makes the segments of all connections by interface `iface` fit packets of `mtu` bytes.
+    /// Limits the segments of all connections on interface `iface` to packets of `mtu` bytes.
     #[cold]
     pub(super) fn cut_segments_by(&mut self, iface: u8, mtu: u16) {
         for index in 0..self.conns.slots() as u32 {
@@ -234,7 +234,7 @@ impl Stack {
             let tcb = &mut conn.tcb;
             let mss = payload_of(mtu, tcb.key.remote().ip(), tcb.agreed.timestamps.is_some());
             if tcb.way.iface == iface && mss < tcb.sender.mss() {
-                // It is no guess about the path: nothing longer is tried later.
+                // This is the link's MTU, not an estimate of the path's: no longer packets are tried later.
                 tcb.path = None;
                 tcb.sender.set_mss(mss);
                 self.touch(id);

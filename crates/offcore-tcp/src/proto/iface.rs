@@ -25,7 +25,7 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// The network's address: the bits behind the prefix are 0.
+    /// The network's address: the host bits are 0.
     pub fn network(&self) -> IpAddr {
         let host = |bits: u8| u32::from(bits.saturating_sub(self.len));
         match self.address {
@@ -86,9 +86,9 @@ pub(crate) enum Standing {
 pub(crate) struct OwnAddress {
     pub prefix: Prefix,
     pub standing: Standing,
-    /// Probes or announcements of IPv4 that are still to be sent.
+    /// Remaining IPv4 probes or announcements.
     pub left: u8,
-    /// When the next one is due, or the next attempt to have the address.
+    /// Time of the next one, or of the next attempt to use the address.
     pub next: Option<u64>,
 }
 
@@ -105,10 +105,10 @@ pub(crate) struct Iface {
     pub segment_offload: u32,
     /// Connections that may have something to send.
     pub ready: VecDeque<u32>,
-    /// The port is full: connections plan and acknowledge nothing. `unacknowledged`: connections that owe an acknowledgement.
+    /// The port is full: connections neither send nor acknowledge. `unacknowledged`: connections that owe an acknowledgement.
     pub held: bool,
     pub unacknowledged: Vec<u32>,
-    /// Multicast groups that are reported: the solicited-node groups of its addresses, and groups that sockets have joined.
+    /// Multicast groups: the solicited-node groups of its addresses, and groups that sockets have joined.
     pub groups: Groups,
 }
 
@@ -133,7 +133,7 @@ impl Iface {
         }
     }
 
-    /// Where reports of groups come from by this interface, whose number is `iface`.
+    /// Source addresses of group reports on this interface, whose number is `iface`.
     pub(crate) fn sender(&self, iface: u8) -> Sender {
         let good = || self.addresses.iter().filter(|own| own.standing == Standing::Preferred);
         let v4 = good().find_map(|own| match own.prefix.address {
@@ -153,7 +153,7 @@ impl Iface {
         self.addresses.iter().any(|own| own.prefix.address == address && own.standing == Standing::Preferred)
     }
 
-    /// Whether `address` is a multicast group that the interface is in.
+    /// Whether the interface has joined the multicast group `address`.
     pub(crate) fn is_in_group(&self, address: IpAddr) -> bool {
         const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
         if self.groups.contains(address) {
@@ -183,13 +183,13 @@ impl Iface {
     /// The neighbour to send a packet for `to` to, and how long the prefix is by which it is known.
     fn next_hop(&self, to: IpAddr) -> Option<(IpAddr, u8)> {
         let link = |to: IpAddr| self.addresses.iter().filter(move |own| own.prefix.contains(to));
-        // A gateway is on the link, whatever the prefixes say.
+        // A gateway is on the link even if no prefix contains it.
         let gateways =
             self.routes.iter().filter(move |route| route.gateway == to).map(move |_| (to, u8::MAX));
         let direct = link(to).map(|own| (to, own.prefix.len)).chain(gateways);
         let by_gateway = self.routes.iter().filter(|route| route.to.contains(to));
         let all = direct.chain(by_gateway.map(|route| (route.gateway, route.to.len)));
-        // The first of several: the greatest is the last of its equals.
+        // `max_by_key` returns the last of equal elements, hence the reverse order: the first route wins.
         all.rev().max_by_key(|hop| hop.1)
     }
 
@@ -212,7 +212,7 @@ impl Iface {
             || self.routes.iter().any(|route| route.gateway == address)
     }
 
-    /// The own address to ask a neighbour from.
+    /// The source address for address resolution of a neighbour.
     pub(crate) fn source_towards(&self, neighbour: IpAddr) -> Option<IpAddr> {
         self.source(neighbour, neighbour, |standing| standing == Standing::Preferred)
     }

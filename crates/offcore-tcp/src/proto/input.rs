@@ -130,8 +130,8 @@ impl Input<'_> {
         tcb.state == State::SynReceived && again && answers && !segment.has(TcpFlags::RST | TcpFlags::FIN)
     }
 
-    /// PAWS (RFC 7323, 5.3 R1); whether the segment is taken although its timestamp is old. A segment without a timestamp is taken, against 3.2 and as in Linux: some middleboxes take the
-    /// option out.
+    /// PAWS (RFC 7323, 5.3 R1). Returns whether the segment is accepted with an old timestamp. A segment without a timestamp is
+    /// accepted, contrary to 3.2 and as on Linux: some middleboxes remove the option.
     #[inline]
     fn check_timestamps(&mut self, tcb: &mut Tcb, segment: &Segment) -> Result<bool, DropReason> {
         if tcb.agreed.timestamps.is_none() || segment.has(TcpFlags::RST) {
@@ -149,7 +149,7 @@ impl Input<'_> {
         }
     }
 
-    /// Whether an old segment is a reordered duplicate acknowledgement. Linux takes its SACK blocks (RFC 7323, 5.2).
+    /// Whether an old segment is a reordered duplicate acknowledgement. Linux uses its SACK blocks (RFC 7323, 5.2).
     #[cold]
     fn is_overtaken(tcb: &Tcb, segment: &Segment, timestamp: u32) -> bool {
         let repeats = segment.seq_len() == 0
@@ -161,7 +161,7 @@ impl Input<'_> {
         repeats && u64::from(late) * 1000 <= tcb.sender.recovery.rto()
     }
 
-    /// Answers a segment that is not in the window. One with data or a FIN may be a retransmission or a probe of the window, and
+    /// Answers a segment outside the window. A segment with data or a FIN may be a retransmission or a window probe, and
     /// is always answered.
     #[cold]
     fn unacceptable(&mut self, tcb: &mut Tcb, segment: &Segment, start: Option<u64>) {

@@ -7,7 +7,7 @@ use super::packet::DropReason;
 use super::stack::Stack;
 
 impl Stack {
-    /// Probes the IPv4 addresses of an interface that has just been added, before they are used: another host may have them
+    /// Probes the IPv4 addresses of a new interface before they are used: another host may have them
     /// (RFC 5227).
     pub fn detect_conflicts(&mut self, now: u64, iface: u8) {
         self.net.detect_conflicts(now, iface);
@@ -18,7 +18,7 @@ impl Stack {
         self.net.is_probing()
     }
 
-    /// Sets the MTU of interface `iface`. Its connections send shorter segments where they have to; a larger MTU is for new
+    /// Sets the MTU of interface `iface`. A smaller MTU shortens the segments of its connections; a larger MTU applies to new
     /// connections.
     pub fn set_mtu(&mut self, iface: u8, mtu: u16) {
         let Some(this) = self.net.ifaces.get_mut(usize::from(iface)) else { return };
@@ -28,25 +28,25 @@ impl Stack {
         }
     }
 
-    /// Counts packets of other VLANs, which the stack does not see.
+    /// Counts packets of other VLANs, which are dropped before they reach the stack.
     pub fn count_foreign(&mut self, packets: u64) {
         self.drops.count_many(DropReason::NotForUs, packets);
     }
 
-    /// Joins a multicast group: its packets are received from now on, and the group is reported to routers and switches. The
+    /// Joins a multicast group: the host receives its packets and reports the group to routers and switches. The
     /// interface with the address `by` joins it, or else the interface of the route to the group. Returns the interface's
     /// number. Each join needs a [leave](Self::leave_group).
     ///
     /// # Errors
-    /// [`CallError::NotOurs`] for `by`, and for an address that is no group; [`CallError::TooMany`], [`CallError::NoRoute`].
+    /// [`CallError::NotOurs`] for `by`, and for an address that is not a group; [`CallError::TooMany`], [`CallError::NoRoute`].
     pub fn join_group(&mut self, now: u64, by: Option<IpAddr>, group: IpAddr) -> Result<u8, CallError> {
         self.net.join(now, by, group)
     }
 
-    /// Leaves a group that was joined by interface `iface`.
+    /// Leaves a group on interface `iface`.
     ///
     /// # Errors
-    /// [`CallError::Gone`] when it is not joined.
+    /// [`CallError::Gone`] if the group is not joined.
     pub fn leave_group(&mut self, now: u64, iface: u8, group: IpAddr) -> Result<(), CallError> {
         self.net.leave(now, iface, group)
     }

@@ -65,7 +65,7 @@ pub fn sum_end(head: &[u8], len: usize) -> usize {
     }
 }
 
-/// Where a datagram ends whose header begins at `transport`, in a packet that ends at `end`.
+/// The end of the datagram whose header begins at `transport`, in a packet that ends at `end`.
 #[cold]
 fn end_of_datagram(head: &[u8], transport: usize, end: usize) -> usize {
     let &[.., high, low] = head.get(transport..).and_then(<[u8]>::first_chunk::<6>).unwrap_or(&[0; 6]);
@@ -194,7 +194,7 @@ impl IpHeaders {
     }
 }
 
-/// The sum of the bytes from `transport`, which is beyond [`HEAD`]. `rest` is the sum from [`HEAD`] on, extension headers
+/// The sum of the bytes from `transport` on, which is beyond [`HEAD`]. `rest` is the sum from [`HEAD`] on, extension headers
 /// included.
 #[cold]
 fn behind_long_headers(head: &[u8], transport: usize, rest: Sum) -> Option<Sum> {
@@ -223,7 +223,7 @@ pub(crate) struct Envelope {
     /// Differentiated services, and explicit congestion notification in the lowest two bits.
     pub ecn: u8,
     pub hops: u8,
-    /// Flow label, of IPv6.
+    /// IPv6 flow label.
     pub flow_label: u32,
     /// Identification, of IPv4. Of a packet that nobody fragments it says nothing, and is 0 (RFC 6864, 4.1): a counter would
     /// tell everybody how many packets others get.

@@ -47,7 +47,7 @@ impl Origins {
         self.fragment.mac(&nobody, number.into()) as u32
     }
 
-    /// The flow label of a flow over IPv6, never 0: routers spread flows over equal paths by it (RFC 6437, 3). 0 for IPv4.
+    /// The flow label of an IPv6 flow, never 0: routers use it to spread flows over equal paths (RFC 6437, 3). 0 for IPv4.
     #[inline]
     pub(super) fn flow_label(&self, flow: &FlowKey) -> u32 {
         if flow.is_v4() { 0 } else { (self.flow_label.mac(flow, 0) as u32 & FLOW_LABEL).max(1) }
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn flow_over_ipv6_has_a_label() {
+    fn ipv6_flow_has_label() {
         let origins = Origins::new(&[3; 16]);
         let flow = |port| {
             FlowKey::new(

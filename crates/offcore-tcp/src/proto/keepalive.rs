@@ -45,7 +45,7 @@ impl Keeping {
     }
 
     /// It is time. `heard` is when the last segment has come; data that is under way is its own probe: then the connection
-    /// is not `idle`. A `user_timeout` takes the place of the number of probes, as in Linux.
+    /// is not `idle`. A `user_timeout` replaces the number of probes, as on Linux.
     pub(super) fn expire(&mut self, now: u64, heard: u64, idle: bool, user_timeout: u64) -> Silence {
         if heard > self.last {
             self.sent = 0;
@@ -73,7 +73,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000;
 
-    /// The silence before a peer is given up that has said nothing since time 0.
+    /// The time after which a peer that is silent from time 0 on is given up.
     fn given_up_after(user_timeout: u64) -> u64 {
         let wanted = KeepAlive { idle: 10 * SECOND, interval: SECOND, probes: 5 };
         let mut keeping = Keeping::new(0, wanted);
@@ -87,7 +87,7 @@ mod tests {
 
     // tcp(7): TCP_USER_TIMEOUT "will override keepalive to determine when to close a connection due to keepalive failure".
     #[test]
-    fn user_timeout_overrides_the_count_of_probes() {
+    fn user_timeout_overrides_probe_count() {
         assert_eq!(given_up_after(u64::MAX), 15);
         assert_eq!(given_up_after(12 * SECOND), 12);
         assert_eq!(given_up_after(30 * SECOND), 30);

@@ -12,20 +12,20 @@ use super::options::ConnOptions;
 pub(super) struct Listener {
     /// Whose its connections are.
     pub app: AppId,
-    /// Whose that is, if it is known.
+    /// The application's user, if known.
     pub user: Option<u32>,
     /// None is all; 0.0.0.0 and `::` are all of one family.
     pub address: Option<IpAddr>,
     pub port: u16,
-    /// Others of its application, or of its user, may have the same address and port.
+    /// Other listeners of its application or user may have the same address and port.
     pub reuse_port: bool,
     /// Connections that are half open, or not accepted yet: as many each, at most.
     pub backlog: usize,
     pub half_open: usize,
     pub accept: VecDeque<ConnId>,
-    /// Sizes of its connections' buffers.
+    /// Buffer sizes of its connections.
     pub buffers: Buffers,
-    /// What its connections begin with.
+    /// Initial options of its connections.
     pub options: ConnOptions,
 }
 

@@ -80,7 +80,7 @@ impl Neighbours {
         self.answered
     }
 
-    /// What changes when a neighbour answers, moves, or is given up.
+    /// A number that changes when a neighbour answers, moves, or is given up.
     pub(crate) fn seen(&self) -> (u32, u32) {
         (self.answered, self.generation)
     }

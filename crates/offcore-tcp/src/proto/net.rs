@@ -25,7 +25,7 @@ pub(crate) struct Net {
     pub neighbours: Neighbours,
     share: Share,
     seed: u64,
-    /// When an address was last defended.
+    /// Time of the last defence of an address.
     pub(super) defended: Option<u64>,
     /// Messages from somebody who has an address of ours.
     pub conflicts: u64,
@@ -53,8 +53,8 @@ impl Net {
         let speaks = self.speaks();
         let v6 = iface.addresses.iter().filter_map(|own| v6_of(own.prefix.address)).filter(|_| speaks);
         for address in v6 {
-            // There is room: the interface has no other groups yet. They are reported before any question is sent, so that
-            // answers get through a switch that looks at reports (RFC 4862, 5.4.2).
+            // There is room: the interface has no other groups yet. They are reported before neighbour discovery starts, so that
+            // answers pass a snooping switch (RFC 4862, 5.4.2).
             let _ = iface.groups.join(now, ipv6::solicited_node(address).into());
         }
         iface.groups.timers(now, iface.sender(number), out);
@@ -86,20 +86,20 @@ impl Net {
         Ok(iface as u8)
     }
 
-    /// Leaves a group that was joined by interface `iface`.
+    /// Leaves a group on interface `iface`.
     pub(crate) fn leave(&mut self, now: u64, iface: u8, group: IpAddr) -> Result<(), CallError> {
         let iface = self.ifaces.get_mut(usize::from(iface)).ok_or(CallError::Gone)?;
         iface.groups.leave(now, group)
     }
 
-    /// A router asks for reports of groups.
+    /// Handles a router's group query.
     pub(crate) fn asked_for_groups(&mut self, now: u64, iface: u8, query: Query) {
         if let Some(iface) = self.ifaces.get_mut(usize::from(iface)) {
             iface.groups.asked(now, query);
         }
     }
 
-    /// Another host has reported a group by an older version of the protocol.
+    /// Handles another host's report in an older version of the protocol.
     pub(crate) fn group_reported(&mut self, now: u64, iface: u8, group: IpAddr) {
         if let Some(iface) = self.ifaces.get_mut(usize::from(iface)) {
             iface.groups.reported(now, group);

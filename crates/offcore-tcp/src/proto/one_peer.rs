@@ -32,8 +32,8 @@ impl Stack {
     /// Returns our address from which datagrams to `peer` go, of no peer the one that the socket is bound to.
     ///
     /// # Errors
-    /// [`CallError::Gone`]; as [`source_to`](Self::source_to), where [`CallError::NoRoute`] is also told of broadcast
-    /// addresses, and of a peer of another family than the address that the socket is bound to.
+    /// [`CallError::Gone`]; those of [`source_to`](Self::source_to), with [`CallError::NoRoute`] also for broadcast
+    /// addresses, and for a peer of another family than the socket's bound address.
     pub fn connect_datagrams(
         &mut self,
         socket: ConnId,
@@ -82,7 +82,7 @@ impl Stack {
         }
     }
 
-    /// The socket that sent the quoted datagram. A forged error has to quote both ports.
+    /// The socket that sent the quoted datagram. A forged error must quote both ports.
     fn sender_of(&self, quoted: Option<Quoted>) -> Option<(ConnId, SocketAddr)> {
         let quoted = quoted.filter(|quoted| quoted.protocol == IpProtocol::UDP)?;
         let (local, peer) = (quoted.key.local(), quoted.key.remote());
@@ -99,7 +99,7 @@ impl Stack {
         }
     }
 
-    /// Stores the path MTU that an ICMP error says. A connected socket gets the error too, as on Linux, unless it asks for
+    /// Stores the path MTU of an ICMP error. A connected socket gets the error too, as on Linux, unless it allows
     /// fragments.
     pub(super) fn datagram_too_long(&mut self, now: u64, quoted: Option<Quoted>, mtu: u16, out: &mut Out) {
         let Some((id, peer)) = self.sender_of(quoted) else { return };

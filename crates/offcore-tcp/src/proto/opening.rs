@@ -326,7 +326,7 @@ impl Stack {
         half.due = now + (SYN_TIMEOUT << half.tries);
         let (both, due, half) = (half.both, half.due, half.clone());
         let fields = half.answer(now, &self.wishes_of(&half));
-        // A peer that is waited for has our answer; it gets another one when the time is up.
+        // A peer under TCP_DEFER_ACCEPT has the SYN-ACK. It gets another one after the timeout.
         let silent = half.deferred && half.tries < both.options.defer;
         self.half_wheel.set(index, due);
         if !silent {
@@ -409,7 +409,7 @@ impl Stack {
         self.send_with(now, both.key, both.options, &fields, out);
     }
 
-    /// A handshake of a listener is complete by `segment`. `entry` is what its flow has been so far.
+    /// `segment` completes a listener's handshake. `entry` is the flow's entry before that.
     fn establish(
         &mut self,
         now: u64,
@@ -420,7 +420,7 @@ impl Stack {
     ) -> Result<ConnId, DropReason> {
         let mut tcb = handshake::connection(now, &half.both, &self.wishes_of(half));
         tcb.flow_label = self.origins.flow_label(&half.both.key);
-        // A cookie does not know whether it was sent again.
+        // A cookie has no record of retransmissions.
         if half.tries > 0 && half.due > 0 {
             tcb.sender.recovery.handshake_lost();
         }

@@ -208,7 +208,7 @@ pub enum Cause {
     TimedOut,
     /// ICMP says that the peer cannot be reached.
     Unreachable,
-    /// ICMP says that a datagram was too long for its path.
+    /// An ICMP error reports a datagram too long for its path.
     TooLong,
     /// The application aborted it.
     Aborted,

@@ -22,7 +22,7 @@ impl PathMtus {
         self.0.get(&to).filter(|(_, until)| now < *until).map(|(mtu, _)| *mtu)
     }
 
-    /// Stores the MTU that a router reports. A larger value does not replace a smaller one before that one expires.
+    /// Stores the MTU that a router reports. A larger value does not replace a smaller one before the smaller one expires.
     pub(super) fn set(&mut self, now: u64, to: IpAddr, mtu: u16) {
         if self.0.len() >= MOST && !self.0.contains_key(&to) {
             self.0.retain(|_, (_, until)| now < *until);
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_mtu_is_known_for_ten_minutes() {
+    fn entry_lives_ten_minutes() {
         let mut paths = PathMtus::default();
         let to = |last: u32| IpAddr::from((0x0a00_0000 + last).to_be_bytes());
         paths.set(1, to(1), 1400);
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn known_paths_are_bounded() {
+    fn paths_are_bounded() {
         let mut paths = PathMtus::default();
         for last in 0..3 * MOST as u32 {
             paths.set(1, IpAddr::from(last.to_be_bytes()), 1400);

@@ -67,7 +67,7 @@ pub(crate) struct Receiver {
     /// Copies of data that was there already, to be reported once (RFC 2883).
     duplicate: Option<Range<u64>>,
     islands: Option<Box<Reassembly>>,
-    /// The position behind the newest urgent byte.
+    /// The position after the newest urgent byte.
     urgent: u64,
     /// Congestion was experienced; echoed until the peer has reduced its window (RFC 3168, 6.1.3).
     pub echo_congestion: bool,
@@ -103,7 +103,7 @@ impl Receiver {
         self.largest = largest;
     }
 
-    /// Takes the peer's MSS option as a first bound of the size of its segments.
+    /// Uses the peer's MSS option as a first bound of its segment size.
     pub(crate) fn expect_segments(&mut self, mss: u16) {
         self.peer_mss = self.peer_mss.min(mss);
     }
@@ -130,8 +130,8 @@ impl Receiver {
         position(seq, self.first, self.next)
     }
 
-    /// Takes the urgent pointer of a segment that begins at `start`: the position of the urgent byte, if it is a newer one. As in
-    /// Linux, the pointer is to the byte behind it (RFC 6093, 3.1).
+    /// Handles the urgent pointer of a segment that begins at `start`. Returns the position of the urgent byte if it is newer. As on
+    /// Linux, the pointer is the position after the urgent byte (RFC 6093, 3.1).
     pub(crate) fn urge(&mut self, start: u64, pointer: u16) -> Option<u64> {
         let behind = start + u64::from(pointer);
         let newer = pointer > 0 && behind > self.urgent && behind > self.consumed;
@@ -319,7 +319,7 @@ impl Receiver {
         self.need
     }
 
-    /// The application has read up to `position`. As in Linux, a window update is sent only when at most half of the window is
+    /// The application has read up to `position`. As on Linux, a window update is sent only if at most half of the window is
     /// left and the update doubles it. Otherwise the next acknowledgement carries the new window.
     pub(crate) fn consumed(&mut self, position: u64) {
         self.consumed = self.consumed.max(position.min(self.data_end()));
@@ -331,7 +331,7 @@ impl Receiver {
         }
     }
 
-    /// Sets the bytes that the application may leave unread. The right edge of the window does not retreat.
+    /// Sets the limit of unread bytes. The right edge of the window does not retreat.
     pub(crate) fn set_promise(&mut self, promise: u32) {
         // The field has 16 bits.
         self.promise = if self.scale > 0 { promise } else { promise.min(u16::MAX.into()) };

@@ -11,9 +11,9 @@
 //! | timeout | RFC 6298 with Linux's least 200 ms and most 120 s |
 //! | window in recovery | proportional rate reduction (RFC 6937, 9937) |
 //! | window otherwise | NewReno (RFC 5681, 3465) or CUBIC (RFC 9438), RFC 3168 for marks |
-//! | undone | what timestamps (Eifel, RFC 3522), DSACK (RFC 3708) or F-RTO show to be spurious, as in RFC 4015 |
+//! | undone | reductions that timestamps (Eifel, RFC 3522), DSACK (RFC 3708) or F-RTO show to be spurious, as in RFC 4015 |
 //!
-//! F-RTO (RFC 5682) is the variant with SACK, as Linux has it.
+//! F-RTO (RFC 5682) is the SACK variant, as on Linux.
 //!
 //! A connection that lost nothing has its runs of sent data and this structure, nothing else.
 
@@ -61,11 +61,11 @@ pub enum State {
 /// Whether a timeout was spurious (RFC 5682, section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Check {
-    /// It is not asked.
+    /// No check is in progress.
     None,
-    /// The head was retransmitted; no acknowledgement has come.
+    /// The first segment was retransmitted and is not acknowledged yet.
     Begun,
-    /// One has come. New data goes first: its acknowledgement decides.
+    /// An acknowledgement has arrived. New data is sent next, and its acknowledgement decides.
     NewData,
 }
 
@@ -219,7 +219,7 @@ impl Recovery {
         self.rtt.handshake_lost();
     }
 
-    /// The window grows by another algorithm from now on.
+    /// Selects another congestion control.
     pub(super) fn set_algorithm(&mut self, algorithm: Algorithm) {
         self.cc.set_algorithm(algorithm);
     }
@@ -284,7 +284,7 @@ impl Recovery {
         Some(range)
     }
 
-    /// No new data can be sent. Returns whether lost data waited for new data: then it may be sent now.
+    /// No new data can be sent. Returns whether lost data waited for new data and may be sent now.
     pub(super) fn has_nothing_new(&mut self) -> bool {
         let waited = self.check == Check::NewData && self.planned <= self.recover;
         if waited {

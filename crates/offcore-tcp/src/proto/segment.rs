@@ -18,7 +18,7 @@ pub(crate) struct Segment {
     pub flags: TcpFlags,
     /// As on the wire, not scaled.
     pub window: u16,
-    /// Counts with [`TcpFlags::URG`] only.
+    /// Valid only with [`TcpFlags::URG`].
     pub urgent: u16,
     pub options: TcpOptions,
     /// Offset of the payload in the frame.

@@ -12,7 +12,7 @@ use super::segment::position;
 const COPYING: u64 = 256 << 10;
 /// Longest time between two probes of a window of zero (RFC 9293, 3.8.6.1; as Linux).
 const PERSIST_MAX: u64 = 120_000_000;
-/// A position that nothing reaches.
+/// A position beyond all data.
 const NOWHERE: u64 = u64::MAX;
 
 /// An acknowledgement that means nothing here.
@@ -59,10 +59,10 @@ pub(crate) struct Sender {
     pub scale: u8,
     /// Position up to which the application has written.
     written: u64,
-    /// From here on short segments wait: the application has more data (`MSG_MORE`), or has set `TCP_CORK`.
+    /// From here on short segments wait because of `MSG_MORE` or `TCP_CORK`.
     held_from: u64,
     corked: bool,
-    /// The end of the last short segment that was sent (Minshall).
+    /// The end of the last sent short segment (Minshall).
     short: u64,
     /// The application has ended its stream.
     closing: bool,
@@ -79,9 +79,9 @@ pub(crate) struct Sender {
     persist_tries: u8,
     /// Probes of the window since the peer has said anything.
     unanswered: u8,
-    /// Timeouts that the peer has answered by an acknowledgement with a closed window.
+    /// Timeouts that the peer answered with an acknowledgement and a closed window.
     answered: u8,
-    /// When the data was sent, or the window closed, that a timer has gone off for; [`NOWHERE`] after progress.
+    /// Start of the present stall: the time when the data was sent or the window closed; [`NOWHERE`] after progress.
     stalled: u64,
     /// What is in flight; it knows the edges.
     pub recovery: Recovery,
@@ -160,7 +160,7 @@ impl Sender {
         self.edge <= self.una()
     }
 
-    /// Whether data waits for a closed window whose probes the peer answers.
+    /// Whether data waits for a closed window, and the peer answers window probes.
     pub(crate) fn is_held_up(&self) -> bool {
         self.is_shut() && !self.is_idle() && self.timeouts() <= 1
     }
@@ -222,7 +222,7 @@ impl Sender {
             return;
         }
         self.corked = held.end == CORKED;
-        // An acknowledgement ends the wait for what `MSG_MORE` announced.
+        // An acknowledgement ends the wait for the data announced by `MSG_MORE`.
         let holds = self.corked || position > self.written || self.held_from != NOWHERE;
         self.held_from = if holds && position <= held.end { held.start } else { NOWHERE };
         self.written = self.written.max(position);
@@ -247,7 +247,7 @@ impl Sender {
         if ack + u64::from(self.largest) < self.una() {
             return Err(Strange::Ancient);
         }
-        // A peer that answers may keep the window closed for as long as it likes (RFC 9293, 3.8.6.1, MUST-37).
+        // A peer that answers may keep the window closed for any time (RFC 9293, 3.8.6.1, MUST-37).
         self.unanswered = 0;
         if !self.corked {
             self.held_from = NOWHERE;
@@ -269,7 +269,7 @@ impl Sender {
         if acked.newly_acked >= self.mss.into() {
             self.proven = self.mss;
         }
-        // Retransmissions are the probes of a window that was closed over data in flight.
+        // Retransmissions act as window probes if the window closed over data in flight.
         self.answered = if self.is_shut() { self.recovery.backoffs() } else { 0 };
         if advanced || self.edge > self.next() {
             self.persist = None;
@@ -356,7 +356,7 @@ impl Sender {
         Next { range, fin, again: false }
     }
 
-    /// New bytes that may be sent, and whether the FIN goes with them. `now_or_never` sends less than Nagle's algorithm,
+    /// New bytes that may be sent, and whether the FIN is sent with them. `now_or_never` sends less than Nagle's algorithm,
     /// corks and silly window avoidance allow.
     #[inline]
     fn usable(&self, now: u64, at_most: u32, now_or_never: bool) -> Option<(u64, bool)> {
@@ -382,7 +382,7 @@ impl Sender {
         } else if whole {
             self.may_end(self.next() + len - tail, tail)
         } else if len < mss && (now_or_never || len >= u64::from(self.largest / 2)) {
-            // Otherwise silly window avoidance keeps it (3.8.6.2.1).
+            // Otherwise silly window avoidance holds it (3.8.6.2.1).
             tail
         } else {
             0
@@ -391,8 +391,8 @@ impl Sender {
         (len > 0).then_some((len, false))
     }
 
-    /// How many go of the last `len` bytes that are written, from `at` on, which do not fill a segment. A cork holds them;
-    /// Nagle's algorithm does (RFC 9293, 3.7.4), in Minshall's variant as Linux has it, while an earlier short segment is not
+    /// The number of bytes to send of the last `len` written bytes, which begin at `at` and do not fill a segment. A cork holds them,
+    /// and so does Nagle's algorithm (RFC 9293, 3.7.4), in Minshall's variant as on Linux, while an earlier short segment is not
     /// acknowledged.
     #[inline]
     fn may_end(&self, at: u64, len: u64) -> u64 {
@@ -431,7 +431,7 @@ impl Sender {
 
     /// Something may be due.
     pub(crate) fn timer(&mut self, now: u64) -> Due {
-        // Both timers have waited for a timeout when they go off for the first time.
+        // When one of these timers expires for the first time, a timeout has already passed.
         let since = now.saturating_sub(self.recovery.rto());
         if self.persist.is_some_and(|due| due <= now) {
             self.persist = None;
@@ -456,7 +456,7 @@ impl Sender {
         }
     }
 
-    /// When a connection without progress is over whose `TCP_USER_TIMEOUT` is that many microseconds.
+    /// The end of a connection without progress, with a `TCP_USER_TIMEOUT` in microseconds.
     pub(crate) fn over_at(&self, user_timeout: u64) -> u64 {
         self.stalled.saturating_add(user_timeout)
     }

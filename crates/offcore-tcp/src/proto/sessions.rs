@@ -17,7 +17,7 @@ pub struct Room {
 }
 
 impl Stack {
-    /// Sets the sizes of a connection's or datagram socket's buffers. Blocks and windows beyond them stay until they are used.
+    /// Sets the buffer sizes of a connection or datagram socket. Blocks and windows beyond them remain until they are used.
     pub fn set_buffers(&mut self, conn: ConnId, buffers: Buffers) {
         let Self { conns, arenas, config, .. } = self;
         if let Some(this) = conns.get_mut(conn) {
@@ -27,14 +27,14 @@ impl Stack {
         }
     }
 
-    /// Sets the sizes that a listener's next connections begin with.
+    /// Sets the initial buffer sizes of a listener's future connections.
     pub fn set_listener_buffers(&mut self, listener: u32, buffers: Buffers) {
         if let Some(listener) = self.listeners.get_mut(listener) {
             listener.buffers = buffers;
         }
     }
 
-    /// This end's wishes for a connection to a listener.
+    /// The options of this end for a connection to a listener.
     pub(super) fn wishes_of(&self, half: &Half) -> Wishes {
         let buffers = self.listeners.get(half.listener).map_or_else(Buffers::default, |this| this.buffers);
         self.wishes.with(buffers, &self.config)

@@ -1,4 +1,4 @@
-//! Options are set, and go with segments that belong to no connection yet.
+//! Sets options, and sends segments with options before a connection exists.
 
 use offcore_wire::{IpProtocol, Sum};
 
@@ -43,7 +43,7 @@ impl Stack {
         }
     }
 
-    /// Sends a segment of headers only for a connection, or a handshake, with its options.
+    /// Sends a segment without payload for a connection or a handshake, with its options.
     pub(super) fn send_with(
         &mut self,
         now: u64,
@@ -62,7 +62,7 @@ impl Stack {
         });
     }
 
-    /// Whether a connection that is half open waits for data, as its listener wants it.
+    /// Whether a half-open connection waits for data (`TCP_DEFER_ACCEPT`).
     pub(super) fn defers(&mut self, index: u32) -> bool {
         let half = self.halves.get_mut(index as usize).and_then(Option::as_mut);
         let Some(half) = half.filter(|half| half.tries < half.both.options.defer) else { return false };

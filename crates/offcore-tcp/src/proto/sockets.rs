@@ -14,7 +14,7 @@ use super::config::{Buffers, Config};
 use super::iface::Way;
 use super::memory;
 
-/// Microseconds from one sweep to the next, and sockets of a sweep in one call.
+/// Microseconds between two sweeps, and the number of sockets in one call.
 const QUIET: u64 = 1_000_000;
 const TRIMMED: usize = 16;
 /// ICMP errors in a second, at most (RFC 1812, 4.3.2.8; as Linux).
@@ -31,14 +31,14 @@ pub(super) struct Outgoing {
     pub more: More,
 }
 
-/// How a datagram goes: its way, and the longest packet that the path takes whole.
+/// A datagram's route, and the path MTU.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Route {
     pub way: Way,
     pub mtu: u16,
 }
 
-/// A datagram from the FIFO that is sent in segments.
+/// A datagram that is sent in segments.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
     pub header: Header,
@@ -46,13 +46,13 @@ pub(super) struct Record {
     pub planned: usize,
 }
 
-/// `SO_REUSEADDR` and `SO_REUSEPORT` of Linux. Two sockets can have the same address and port if they are of the same user and
+/// `SO_REUSEADDR` and `SO_REUSEPORT` of Linux. Two sockets can have the same address and port if they belong to the same user and
 /// both have the same option set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reuse {
     /// `SO_REUSEADDR`: the newest socket receives.
     pub address: bool,
-    /// `SO_REUSEPORT`: a keyed hash of a datagram's two ends says which socket receives it.
+    /// `SO_REUSEPORT`: a keyed hash of a datagram's addresses and ports selects the receiving socket.
     pub port: bool,
     /// User id of the application.
     pub user: u32,
@@ -64,7 +64,7 @@ impl Reuse {
     }
 }
 
-/// The peer of a connected socket, and the address that datagrams to it go from.
+/// The peer of a connected socket, and the source address of datagrams to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Peer {
     pub address: SocketAddr,
@@ -78,7 +78,7 @@ pub(super) struct Socket {
     pub app: AppId,
     /// The same memory, found without a look at the application.
     pub memory: Arc<Memory>,
-    /// None is all addresses; 0.0.0.0 and `::` are all of one family.
+    /// `None` is the wildcard of both families; 0.0.0.0 and `::` are the wildcards of one.
     pub address: Option<IpAddr>,
     pub port: u16,
     pub reuse: Reuse,
@@ -87,10 +87,10 @@ pub(super) struct Socket {
     pub slot: Slot,
     pub rx: Fifo<Rx>,
     pub tx: Fifo<Tx>,
-    /// Sizes that the application has set.
+    /// Buffer sizes set by the application.
     pub buffers: Buffers,
     pub ahead: Ahead,
-    /// `touched`: used since the last sweep. `watched`: the next sweep looks at it.
+    /// `touched`: used since the last sweep. `watched`: included in the next sweep.
     pub touched: bool,
     pub watched: bool,
     /// Where the next datagram that comes goes, and how far the application has read.
@@ -105,7 +105,7 @@ pub(super) struct Socket {
     pub record: Option<Record>,
     /// The mode of the last datagram.
     pub path_mtu: PathMtu,
-    /// Datagrams that were dropped because the FIFO was full.
+    /// Datagrams dropped because the FIFO was full.
     pub lost: u32,
     pub in_flight: VecDeque<Outgoing>,
     pub wants_room: bool,
@@ -116,7 +116,7 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// The address that it is bound to, be it by being connected; none is all.
+    /// The bound address, also after connecting; `None` is the wildcard.
     fn local(&self) -> Option<IpAddr> {
         self.peer.map_or(self.address, |peer| Some(peer.source))
     }
@@ -126,19 +126,19 @@ impl Socket {
         self.in_flight.front().map_or(self.planned, |oldest| oldest.start)
     }
 
-    /// Whether it lacks memory that its application is to have.
+    /// Whether it lacks memory to which its application is entitled.
     pub(super) fn is_short(&self) -> bool {
         self.ahead.is_short(&self.tx)
     }
 
-    /// Frees datagrams that are sent, and grants blocks to write to. `false`: the arena lacks blocks.
+    /// Frees sent datagrams, and grants blocks to write to. `false`: the arena lacks blocks.
     pub(super) fn release(&mut self, arena: &mut Arena, config: &Config) -> bool {
         self.free_sent(arena);
         let buffer = self.send_buffer(config);
         self.ahead.grant(&mut self.tx, arena, |_, _| buffer)
     }
 
-    /// As [`release`](Self::release), with the blocks that the application asks for.
+    /// As [`release`](Self::release), with the blocks that the application requests.
     pub(super) fn release_asked(&mut self, arena: &mut Arena, config: &Config) -> bool {
         self.free_sent(arena);
         let buffer = self.send_buffer(config);
@@ -152,25 +152,25 @@ impl Socket {
         }
     }
 
-    /// The application has set the sizes of its buffers.
+    /// Sets the buffer sizes.
     pub(super) fn set_buffers(&mut self, buffers: Buffers, arena: &mut Arena, config: &Config) {
         self.buffers = buffers;
         self.ahead.resize(self.send_buffer(config), &self.tx, arena);
         self.release(arena, config);
     }
 
-    /// The longest datagram fits, however small the application has set it: Linux takes any into an empty buffer.
+    /// The longest datagram always fits: Linux accepts any datagram into an empty buffer, even if the buffer is smaller.
     fn send_buffer(&self, config: &Config) -> u64 {
         let set = self.buffers.send(config).unwrap_or(config.send_buffer.into());
         set.max(record_len(u16::MAX) as u64)
     }
 
-    /// Bytes that the application may leave unread.
+    /// The limit of unread bytes.
     pub(super) fn receive_buffer(&self, config: &Config) -> u64 {
         self.buffers.receive(config).unwrap_or(config.receive_window).into()
     }
 
-    /// Frees the blocks of a quiet socket, but for a small one to write to. `false`: some are still in use.
+    /// Frees the blocks of an idle socket, except a small one to write to. `false`: some are still in use.
     fn trim(&mut self, arena: &mut Arena, config: &Config) -> bool {
         if let Ok(read) = self.rx.consumed(arena) {
             self.consumed = read;
@@ -210,7 +210,7 @@ pub(super) struct Sockets {
     by_port: HashMap<u16, Vec<u32>>,
     /// Those that may have something to send.
     ready: VecDeque<u32>,
-    /// Sockets that may hold blocks without need; when the next sweep over them begins, and how many the present one has left.
+    /// Sockets that may hold unneeded blocks, the time of the next sweep over them, and the rest of the present sweep.
     holders: VecDeque<u32>,
     sweep: (u64, usize),
     /// The second that errors were last sent in, and how many more may be.
@@ -288,7 +288,7 @@ impl Sockets {
         others.any(|other| overlap(address, other.local()) && !reuse.allows(&other.reuse))
     }
 
-    /// Enters a socket where datagrams find it.
+    /// Adds a socket to the lookup tables.
     fn enter(&mut self, index: u32) {
         let Some(socket) = self.at(index) else { return };
         let (address, port) = (socket.address, socket.port);
@@ -298,7 +298,7 @@ impl Sockets {
         }
     }
 
-    /// No datagram finds the socket any more.
+    /// Removes a socket from the lookup tables.
     fn leave(&mut self, index: u32) {
         let Some(socket) = self.at(index) else { return };
         let (address, port) = (socket.address, socket.port);
@@ -308,7 +308,7 @@ impl Sockets {
         }
     }
 
-    /// Gives a socket another peer, or none.
+    /// Sets or removes the peer of a socket.
     pub(super) fn set_peer(&mut self, id: ConnId, peer: Option<Peer>) {
         self.leave(id.index - SOCKETS);
         if let Some(socket) = self.get_mut(id) {
@@ -317,7 +317,7 @@ impl Sockets {
         self.enter(id.index - SOCKETS);
     }
 
-    /// The port of a socket is free again.
+    /// Frees the port of a socket.
     pub(super) fn give_port(&mut self, id: ConnId) {
         self.leave(id.index - SOCKETS);
         if let Some(port) = self.get(id).map(|socket| socket.port) {
@@ -346,7 +346,7 @@ impl Sockets {
         }
     }
 
-    /// The socket is used: sweeps look at its memory from now on.
+    /// Marks a socket as used, so that sweeps check its memory.
     pub(super) fn watch(&mut self, id: ConnId) {
         if let Some(socket) = self.get_mut(id) {
             socket.touched = true;
@@ -356,7 +356,7 @@ impl Sockets {
         }
     }
 
-    /// Frees blocks of sockets that were not used for a second. One call looks at a few sockets.
+    /// Frees blocks of sockets that were idle for a second. One call checks a few sockets.
     pub(super) fn trim(&mut self, now: u64, arenas: &mut Arenas, config: &Config) {
         let Self { slots, holders, sweep: (due, left), .. } = self;
         if *left == 0 && (holders.is_empty() || now < *due) {
@@ -377,7 +377,7 @@ impl Sockets {
         }
     }
 
-    /// When sockets are trimmed next.
+    /// Time of the next sweep.
     pub(super) fn deadline(&self) -> Option<u64> {
         let (due, left) = self.sweep;
         (!self.holders.is_empty()).then_some(if left > 0 { 0 } else { due })

@@ -66,7 +66,7 @@ pub struct Stack {
     touched: Vec<u32>,
     /// What the next packet of a vector may go on with.
     run: Option<Run>,
-    /// The interface that is the first to send in the next call.
+    /// The interface that sends first in the next call.
     first: usize,
     /// Connections that wait for address resolution, and the state of the neighbour cache at that time.
     asking_hop: (Vec<u32>, (u32, u32)),
@@ -134,8 +134,8 @@ impl Stack {
         }
     }
 
-    /// The port of interface `iface` has a full queue, or takes packets again. While it is held its connections plan and
-    /// acknowledge nothing.
+    /// The port of interface `iface` has a full queue, or accepts packets again. While it is held, its connections neither send nor
+    /// acknowledge.
     #[inline]
     pub fn hold(&mut self, iface: u8, held: bool) {
         let Some(iface) = self.net.ifaces.get_mut(usize::from(iface)) else { return };
@@ -145,7 +145,7 @@ impl Stack {
         }
     }
 
-    /// Sets the interface index that applications see (`IP_PKTINFO`): the kernel's index where the port is on an interface of the
+    /// Sets the interface index that applications see (`IP_PKTINFO`): the kernel's index if the port uses an interface of the
     /// kernel. The default is `iface` + 1.
     pub fn set_index(&mut self, iface: u8, index: u32) {
         if let Some(iface) = self.net.ifaces.get_mut(usize::from(iface)) {
@@ -370,7 +370,7 @@ impl Stack {
         }
     }
 
-    /// The neighbour cache has changed: connections that waited for it send.
+    /// After a change of the neighbour cache, connections that waited for it send.
     #[cold]
     fn hop_answered(&mut self) {
         for index in std::mem::take(&mut self.asking_hop.0) {
@@ -380,7 +380,7 @@ impl Stack {
         }
     }
 
-    /// Plans at most `budget` packets: each connection in its turn, except connections whose port is
+    /// Plans at most `budget` packets of the connections in turn, except connections whose port is
     /// [held](Self::hold).
     pub fn tx(&mut self, now: u64, budget: usize, out: &mut Out) {
         if self.udp.has_ready() {

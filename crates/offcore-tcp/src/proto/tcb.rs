@@ -95,7 +95,7 @@ pub(crate) struct PathMtu {
 pub(crate) struct Asking {
     pub due: u64,
     pub tries: u8,
-    /// How often it may be asked for again (`TCP_SYNCNT`).
+    /// The number of SYN retransmissions (`TCP_SYNCNT`).
     pub retries: u8,
     pub since: u64,
 }
@@ -106,7 +106,7 @@ pub(crate) struct Tcb {
     pub key: FlowKey,
     pub way: Way,
     pub link: Option<Link>,
-    /// The flow label of its packets over IPv6.
+    /// The IPv6 flow label of its packets.
     pub flow_label: u32,
     template: Option<TcpTemplate>,
     pub state: State,
@@ -197,12 +197,12 @@ impl Tcb {
         self.agreed.timestamps.map(|offset| offset.wrapping_add((now / 1000) as u32))
     }
 
-    /// Microseconds since the segment was sent whose timestamp a segment of the peer echoes.
+    /// Microseconds since the timestamp that a segment of the peer echoes.
     #[inline]
     pub(crate) fn echoed(&self, now: u64, segment: &Segment) -> Option<u64> {
         let echoed = segment.options.timestamps.filter(|timestamps| timestamps.echo != 0)?;
         let millis = self.timestamp(now)?.wrapping_sub(echoed.echo);
-        // Longer than an hour is no round trip: the echo is of nothing.
+        // More than an hour is not a round trip: the echo is invalid.
         (millis < 3_600_000).then_some(u64::from(millis) * 1000)
     }
 
@@ -266,7 +266,7 @@ impl Tcb {
         self.template.as_ref().expect("it has just been made")
     }
 
-    /// Its headers are written again with other options.
+    /// Rewrites the header template with new options.
     pub(crate) fn set_options(&mut self, options: ConnOptions) {
         (self.options, self.template) = (options, None);
     }

@@ -1,4 +1,4 @@
-//! Datagrams to a multicast group (RFC 1112) or to all hosts of a network.
+//! Multicast (RFC 1112) and broadcast datagrams.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -10,7 +10,7 @@ use super::net::Net;
 /// The default TTL of multicast packets: they stay on the link (RFC 1112, 6.1).
 pub(super) const GROUP_HOPS: u8 = 1;
 
-/// The station address of a group.
+/// The Ethernet address of a group.
 pub(super) fn station_of_group(group: IpAddr) -> MacAddr {
     match group {
         IpAddr::V4(group) => {
@@ -41,7 +41,7 @@ impl Iface {
 }
 
 impl Net {
-    /// The station address of a multicast or broadcast destination.
+    /// The Ethernet address of a multicast or broadcast destination.
     pub(super) fn station_of_many(&self, iface: u8, to: IpAddr) -> Option<MacAddr> {
         match to.is_multicast() {
             true => Some(station_of_group(to)),
@@ -49,7 +49,7 @@ impl Net {
         }
     }
 
-    /// The way of a datagram to a group or to 255.255.255.255; `None` for any other destination. The source address `from`
+    /// The route of a datagram to a group or to 255.255.255.255; `None` for any other destination. The source address `from`
     /// selects the interface, else a route does, else it is the first one.
     pub(super) fn way_to_many(&self, to: IpAddr, from: Option<IpAddr>) -> Option<Way> {
         if !to.is_multicast() && to != Ipv4Addr::BROADCAST {

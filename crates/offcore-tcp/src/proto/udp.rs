@@ -26,14 +26,14 @@ use super::to_many::GROUP_HOPS;
 const MOST: usize = 1 << 16;
 /// Bytes of one socket that are being copied, at most.
 const COPYING: u64 = 256 << 10;
-/// Segments of a datagram, at most (`UDP_MAX_SEGMENTS` of Linux).
+/// The maximum number of segments of a datagram (`UDP_MAX_SEGMENTS` of Linux).
 const MOST_SEGMENTS: usize = 128;
 /// Bytes of one socket that are planned in a row, at most.
 const QUANTUM: usize = 64 << 10;
 
 impl Stack {
-    /// Opens a datagram socket and returns its number. It is bound to one of our addresses, to all of one family (0.0.0.0 or
-    /// `::`), or to all. For port 0 the stack selects an unused port. The application uses
+    /// Opens a datagram socket and returns its number. It is bound to an address of this host, to a wildcard (0.0.0.0 or
+    /// `::`), or to both wildcards. For port 0 the stack selects an unused port. The application uses
     /// [`Datagrams`](offcore_session::Datagrams) over the socket's [`slot`](Self::slot), and calls
     /// [`written`](Self::written), [`consumed`](Self::consumed), [`want_room`](Self::want_room) and [`close`](Self::close),
     /// as with a connection. It uses the memory of `app`.
@@ -49,7 +49,7 @@ impl Stack {
         self.open_reused_datagrams(app, address, port, Reuse::default())
     }
 
-    /// The same; other sockets may have the address and port as `reuse` says.
+    /// As [`open_datagrams`](Self::open_datagrams). `reuse` allows other sockets with the same address and port.
     ///
     /// # Errors
     /// As [`open_datagrams`](Self::open_datagrams).
@@ -113,7 +113,7 @@ impl Stack {
         Ok(id)
     }
 
-    /// Stores the path MTU in the slot, for the application.
+    /// Stores the path MTU in the application's slot.
     pub(super) fn tell_mtu(&self, now: u64, id: ConnId) {
         let Some(socket) = self.udp.get(id) else { return };
         let mtu = match socket.peer {
@@ -125,7 +125,7 @@ impl Stack {
         }
     }
 
-    /// Bytes of the longest IP packet that goes to an address whole.
+    /// The path MTU to an address.
     fn path_mtu(&self, now: u64, to: IpAddr) -> Option<u16> {
         let way = self.net.way(to)?;
         let link = self.net.ifaces.get(usize::from(way.iface))?.mtu;
@@ -155,7 +155,7 @@ impl Stack {
             _ if [c0, c1] == [0, 0] => return Err(DropReason::Checksum),
             RxChecksum::Verified => {}
             RxChecksum::Unknown { rest } => {
-                // The checksum does not cover bytes behind the datagram.
+                // The checksum does not cover bytes after the datagram.
                 let ip = IpHeaders { end: ip.transport + len, ..*ip };
                 if !ip.checksum_is_valid(packet.head, rest) {
                     return Err(ip.wrong_checksum(packet.head));
@@ -283,7 +283,7 @@ impl Stack {
         }
     }
 
-    /// The application has set the sizes of a socket's buffers.
+    /// Sets the buffer sizes of a socket.
     pub(super) fn set_datagram_buffers(&mut self, id: ConnId, buffers: Buffers) {
         let Self { udp, arenas, config, .. } = self;
         if let Some(socket) = udp.get_mut(id).filter(|socket| !socket.closed) {
@@ -355,7 +355,7 @@ impl Stack {
         }
     }
 
-    /// Plans the next datagram or segment of a socket, or refuses it. Returns the bytes that it counts for; `None` when nothing
+    /// Plans the next datagram or segment of a socket, or refuses it. Returns its bytes for the budget; `None` if nothing
     /// is left to plan.
     fn plan_datagram(&mut self, now: u64, id: ConnId, out: &mut Out) -> Option<usize> {
         let socket = self.udp.get_mut(id)?;
@@ -392,7 +392,7 @@ impl Stack {
         Some(HEADER_LEN + bytes)
     }
 
-    /// Reads the next datagram of a socket from its FIFO; an error is how many bytes it has when it cannot be sent.
+    /// Reads the next datagram of a socket from its FIFO. The error is the length of a datagram that cannot be sent.
     fn read_record(&mut self, now: u64, id: ConnId, out: &mut Out) -> Option<Result<Record, usize>> {
         let socket = self.udp.get_mut(id)?;
         let (start, left) = (socket.planned, socket.written - socket.planned);
@@ -451,7 +451,7 @@ impl Stack {
             PathMtu::Probe => iface.mtu,
             _ => self.paths.get(now, to).map_or(iface.mtu, |path| path.min(iface.mtu)),
         };
-        // Segments are not fragmented, nor is what must not be.
+        // Neither segments nor packets with Don't Fragment are fragmented.
         let whole = if more.segment == 0 { len } else { len.min(more.segment) };
         let headers = if to.is_ipv4() { 28 } else { 48 };
         let must_fit = more.segment > 0 || matches!(more.path_mtu(), PathMtu::Do | PathMtu::Probe);

@@ -213,10 +213,10 @@ fn wrong_checksums_are_dropped_and_none_is_taken_over_ipv4() {
     }
 }
 
-/// As some cameras and old stacks send: bytes behind the datagram that IP counts and UDP does not (RFC 768 has no word on
-/// them; Linux leaves them out).
+/// Some cameras and old stacks send bytes after the datagram that the IP length includes and the UDP length does not (RFC 768 does
+/// not mention them; Linux ignores them).
 #[test]
-fn bytes_behind_a_datagram_are_left_out() {
+fn trailing_bytes_are_ignored() {
     for (to, len) in [5, 100, 1300].into_iter().flat_map(|len| addresses(2).map(|to| (to, len))) {
         let mut world = World::new(false);
         let mut frame = world.frames_of(to, &content(1, len)).remove(0);

@@ -1,4 +1,4 @@
-//! Datagrams to groups and to all hosts of a network.
+//! Multicast and broadcast datagrams.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use offcore_session::datagram::More;
 
 use crate::world::{PORT, World, addresses};
 
-/// Sends to an address, and returns the frames; host 2 gets them.
+/// Sends to an address, passes the frames to host 2 and returns them.
 fn frames(world: &mut World, to: &str, more: More) -> Vec<Vec<u8>> {
     let to: SocketAddr = to.parse().unwrap();
     assert!(world.ends[0].send_with(to, b"to many", more));
@@ -20,7 +20,7 @@ fn frames(world: &mut World, to: &str, more: More) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn groups_are_sent_to_without_a_question() {
+fn groups_need_no_resolution() {
     for (to, station, at, hops) in [
         ("224.0.0.251:5353", [0x01, 0, 0x5e, 0, 0, 0xfb], 22, 1),
         ("239.129.1.2:5353", [0x01, 0, 0x5e, 1, 1, 2], 22, 1),
@@ -38,7 +38,7 @@ fn groups_are_sent_to_without_a_question() {
 }
 
 #[test]
-fn what_goes_to_all_hosts_is_received() {
+fn broadcasts_are_received() {
     for to in ["255.255.255.255", "10.0.0.255", "224.0.0.1", "[ff02::1]"] {
         let mut world = World::new(false);
         let more = More { broadcast: true, ..More::default() };
@@ -53,7 +53,7 @@ fn what_goes_to_all_hosts_is_received() {
 }
 
 #[test]
-fn only_a_socket_that_may_sends_to_all() {
+fn broadcast_needs_permission() {
     let mut world = World::new(false);
     for to in ["255.255.255.255:7", "10.0.0.255:7"] {
         assert!(frames(&mut world, to, More::default()).is_empty());
@@ -63,7 +63,7 @@ fn only_a_socket_that_may_sends_to_all() {
 
 /// A unicast packet in a link-layer broadcast is dropped silently (RFC 1122, 3.3.6).
 #[test]
-fn our_address_by_a_broadcast_is_not_taken() {
+fn unicast_in_link_broadcast_is_dropped() {
     let mut world = World::new(false);
     let mut frame = world.frames_of(addresses(2)[0], b"by broadcast").remove(0);
     frame[..6].fill(0xff);

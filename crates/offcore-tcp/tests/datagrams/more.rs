@@ -13,7 +13,7 @@ use crate::world::{PORT, World, addresses};
 const NOBODY: u16 = 9;
 const MTU: usize = 1500;
 
-/// Type of service and hops of a frame.
+/// Type of service and TTL of a frame.
 fn fields(frame: &[u8]) -> (u8, u8) {
     match frame[12..14] {
         [8, 0] => (frame[15], frame[22]),
@@ -21,7 +21,7 @@ fn fields(frame: &[u8]) -> (u8, u8) {
     }
 }
 
-/// Whether routers may not fragment the packet of a frame of IPv4.
+/// Whether an IPv4 frame has Don't Fragment.
 fn stays_whole(frame: &[u8]) -> bool {
     frame[20] & 0x40 != 0
 }
@@ -38,7 +38,7 @@ fn frames(world: &mut World, to: IpAddr, len: usize, more: More) -> Vec<Vec<u8>>
 }
 
 #[test]
-fn header_fields_are_sent_and_told() {
+fn header_fields_are_sent_and_reported() {
     for to in addresses(2) {
         let mut world = World::new(false);
         world.acquaint(to);
@@ -75,7 +75,7 @@ fn lost_datagrams_are_counted() {
 }
 
 #[test]
-fn datagrams_are_cut_into_segments() {
+fn datagrams_are_segmented() {
     for by_engine in [false, true] {
         for to in addresses(2) {
             let mut world = World::new(by_engine);
@@ -99,7 +99,7 @@ fn datagrams_are_cut_into_segments() {
                 assert!(segments.concat() == content(3, len), "{len} bytes to {to}");
                 assert_eq!(last, b"next");
             }
-            // More than a socket can ask for at once, and segments that do not fit.
+            // Too many segments for one datagram, and segments longer than the MTU.
             let refused = world.ends[0].path.stack.counts().datagrams_refused;
             for (len, segment) in [(129, 1), (3000, 1473)] {
                 assert!(frames(&mut world, to, len, More { segment, ..More::default() }).is_empty());
@@ -110,7 +110,7 @@ fn datagrams_are_cut_into_segments() {
 }
 
 #[test]
-fn a_closed_socket_sends_all_segments() {
+fn closed_socket_sends_all_segments() {
     let mut world = World::new(true);
     let to = addresses(2)[0];
     world.acquaint(to);
@@ -123,7 +123,7 @@ fn a_closed_socket_sends_all_segments() {
     assert_eq!(std::iter::from_fn(|| world.ends[1].take()).count(), 128);
 }
 
-/// A frame with an ICMP error that says `mtu`. It is made from host 2's error for a closed port.
+/// A frame with an ICMP error that reports `mtu`, built from host 2's error for a closed port.
 fn too_long(world: &mut World, to: IpAddr, mtu: u16) -> Vec<u8> {
     assert!(world.ends[0].send((to, NOBODY).into(), b"anybody?"));
     let mut error = Vec::new();
@@ -154,7 +154,7 @@ fn too_long(world: &mut World, to: IpAddr, mtu: u16) -> Vec<u8> {
 }
 
 #[test]
-fn a_path_shorter_than_the_link_is_learned() {
+fn path_mtu_is_learned() {
     for to in addresses(2) {
         let headers = if to.is_ipv4() { 28 } else { 48 };
         let mut world = World::new(false);
@@ -181,7 +181,7 @@ fn a_path_shorter_than_the_link_is_learned() {
         let error = too_long(&mut world, to, 1300);
         world.ends[0].events.clear();
         let now = world.now;
-        // It is connected, but has asked for fragments.
+        // The socket is connected, but accepts fragments.
         world.ends[0].receive(now, &error);
         world.run(|_, frame| vec![frame]);
         assert_eq!((world.ends[0].mtu(), &world.ends[0].events[..]), (1300, &[][..]));
@@ -195,22 +195,22 @@ fn a_path_shorter_than_the_link_is_learned() {
             world.run(|_, frame| vec![frame]);
             assert_eq!(world.ends[0].events, [failed], "{path_mtu:?}");
         }
-        // Another socket's datagrams go by the same path.
+        // Another socket uses the same path.
         world.ends[0].path.call().0.connect_datagrams(socket, None).unwrap();
         let path = 1300 - headers;
         assert_eq!(count(&mut world, path, PathMtu::Do), 1);
         assert_eq!(count(&mut world, path + 1, PathMtu::Do), 0);
         assert_eq!([PathMtu::Want, PathMtu::Ignore].map(|mode| count(&mut world, path + 1, mode)), [2, 2]);
-        assert_eq!(count(&mut world, whole, PathMtu::Probe), 1, "it looks whether the path has changed");
+        assert_eq!(count(&mut world, whole, PathMtu::Probe), 1, "PROBE ignores the path MTU");
         world.now += 601_000_000;
         world.run(|_, frame| vec![frame]);
         world.acquaint(to);
-        assert_eq!(count(&mut world, whole, PathMtu::Do), 1, "after ten minutes it is tried again");
+        assert_eq!(count(&mut world, whole, PathMtu::Do), 1, "the path MTU expires after ten minutes");
     }
 }
 
 #[test]
-fn routers_fragment_what_may_be_fragmented() {
+fn dont_fragment_follows_path_mtu_mode() {
     let mut world = World::new(false);
     let to = addresses(2)[0];
     world.acquaint(to);

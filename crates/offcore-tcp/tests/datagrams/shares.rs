@@ -199,9 +199,9 @@ fn a_port_that_is_hung_leaves_buffers_to_the_others() {
     assert!(got > 20_000_000, "the other port's clients got {got} bytes");
 }
 
-/// A port that takes nothing for a while delays answers. None is dropped.
+/// A port with a full queue delays answers and drops none.
 #[test]
-fn answers_wait_for_a_port_that_is_hung() {
+fn answers_wait_for_hung_port() {
     const CLIENTS: usize = 2500;
     let pools = [(); 2].map(|()| Pool::new(8192, 2048, Hugepages::None).unwrap());
     let mut server = End::streaming(&[[10, 0, 0, 1]], pools[0]);

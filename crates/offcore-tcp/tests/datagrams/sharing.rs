@@ -1,4 +1,4 @@
-//! Sockets of one port: which may have it together, and which of them receives.
+//! Sockets that share a port: conflicts, and the choice of the receiver.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,7 +15,7 @@ const ADDRESS: Reuse = Reuse { address: true, ..NONE };
 const PORT: Reuse = Reuse { port: true, ..NONE };
 const STRANGER: Reuse = Reuse { user: 8, address: true, port: true };
 
-/// One more socket of a host.
+/// Opens another socket of a host.
 struct Socket {
     id: ConnId,
     datagrams: Datagrams,
@@ -51,7 +51,7 @@ impl Socket {
 /// Host 1 sends to a port of host 2's addresses, from `source`.
 fn send(world: &mut World, source: &mut Socket, to: &[IpAddr]) {
     for to in to {
-        // The first one asks for the station.
+        // The first datagram triggers address resolution.
         world.acquaint(*to);
         source.send(&mut world.ends[0], (*to, SHARED).into());
         world.run(|_, frame| vec![frame]);
@@ -69,20 +69,20 @@ fn families_share_a_port() {
     let to = addresses(2);
     send(&mut world, &mut source, &to);
     assert_eq!([v4.taken().len(), v6.taken().len()], [1, 1]);
-    // Each sends over its family only.
+    // Each socket sends over its own family only.
     for (socket, to) in [(&mut v4, addresses(1)[1]), (&mut v6, addresses(1)[0])] {
         socket.send(&mut world.ends[1], (to, 7).into());
     }
     world.run(|_, frame| vec![frame]);
     assert_eq!(world.ends[1].path.stack.counts().datagrams_refused, 2);
-    // The port of both is free for a dual-stack socket when they are closed.
+    // After both close, a dual-stack socket can bind the port.
     v4.close(&mut world.ends[1]);
     v6.close(&mut world.ends[1]);
     assert!(Socket::open(&mut world.ends[1], None, SHARED, NONE).is_ok());
 }
 
 #[test]
-fn conflicts_are_those_of_linux() {
+fn conflicts_match_linux() {
     let (any, any4, any6, own) = (None, Some("0.0.0.0"), Some("::"), Some("10.0.0.2"));
     for (first, one, second, other, conflict) in [
         (any4, NONE, any6, NONE, false),
@@ -93,7 +93,7 @@ fn conflicts_are_those_of_linux() {
         (own, NONE, any6, NONE, false),
         (own, NONE, own, NONE, true),
         (own, NONE, Some("2001:db8::2"), NONE, false),
-        // Both have to have the same option.
+        // Both sockets need the same option.
         (own, ADDRESS, own, ADDRESS, false),
         (own, PORT, own, PORT, false),
         (own, ADDRESS, own, NONE, true),
@@ -113,7 +113,7 @@ fn conflicts_are_those_of_linux() {
 }
 
 #[test]
-fn the_closest_match_receives() {
+fn closest_match_receives() {
     let mut world = World::new(false);
     let to = addresses(2)[0];
     let [mut near, mut far] = [(); 2].map(|()| Socket::open(&mut world.ends[0], None, 0, NONE).unwrap());
@@ -143,7 +143,7 @@ fn the_closest_match_receives() {
     let refused = |world: &mut World, source: &mut Socket, to| {
         let before = world.ends[1].path.stack.counts().datagrams_received;
         send(world, source, &[to]);
-        // One is what the hosts become acquainted by.
+        // One datagram is from address resolution.
         world.ends[1].path.stack.counts().datagrams_received == before + 1
     };
     assert!(refused(&mut world, &mut far, to), "only the connected one is left");
@@ -156,7 +156,7 @@ fn the_closest_match_receives() {
 
 /// A server with a socket for each client connects the listening socket to the client and opens another one.
 #[test]
-fn a_connected_socket_leaves_its_port_to_the_next() {
+fn connected_socket_frees_its_port() {
     let mut world = World::new(false);
     let to = addresses(2)[0];
     let mut servers: Vec<Socket> = Vec::new();

@@ -147,7 +147,7 @@ impl End {
         let mut sent = datagrams.send(&header, payload);
         stack.written(1, self.socket, out).unwrap();
         if !sent {
-            // Now the stack knows that room was lacking.
+            // The stack has now seen the lack of room.
             sent = datagrams.send(&header, payload);
             stack.written(1, self.socket, out).unwrap();
         }
@@ -168,7 +168,7 @@ impl End {
         self.take_header().map(|(header, bytes)| (header.peer, bytes))
     }
 
-    /// The same with all that is known of it.
+    /// Takes a datagram with its header.
     pub(crate) fn take_header(&mut self) -> Option<(Header, Vec<u8>)> {
         let mut bytes = vec![0; 65_535];
         let header = self.datagrams.receive(&mut bytes)?;
@@ -178,7 +178,7 @@ impl End {
         Some((header, bytes))
     }
 
-    /// Bytes of packets that the application knows to go whole.
+    /// The MTU in the socket's slot.
     pub(crate) fn mtu(&mut self) -> u32 {
         let (stack, _) = self.path.call();
         let slot = stack.slot(self.socket).unwrap();

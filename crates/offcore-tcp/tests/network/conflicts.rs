@@ -1,4 +1,4 @@
-//! IPv4 addresses are probed, announced and defended (RFC 5227).
+//! Probes, announcements and defences of IPv4 addresses (RFC 5227).
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -18,7 +18,7 @@ fn probing() -> Station {
     station
 }
 
-/// Times of the ARP requests that were sent about our address, and whether each was a probe.
+/// Times of the sent ARP requests about our address, and whether each was a probe.
 fn requests(station: &mut Station) -> Vec<(u64, bool)> {
     let sent = std::mem::take(&mut station.sent);
     let requests = sent.iter().filter_map(|(at, frame)| {
@@ -36,7 +36,7 @@ fn message(operation: ArpOperation, sender_ip: Ipv4Addr, target_ip: Ipv4Addr) ->
 }
 
 #[test]
-fn address_is_probed_and_then_announced() {
+fn address_is_probed_then_announced() {
     let mut station = probing();
     station.run_to(10 * SECOND);
     let sent = requests(&mut station);
@@ -81,7 +81,7 @@ fn address_of_another_host_is_not_used() {
         assert!(requests(&mut station).iter().all(|(_, is_probe)| *is_probe), "nothing is announced");
         station.receive(&message(ArpOperation::Request, PEER, OWN));
         assert_eq!(station.frames(), [[0; 0]; 0]);
-        // The other host may go: a minute later the address is probed again.
+        // The other host may have left: a minute later the address is probed again.
         station.run_to(70 * SECOND);
         let again = requests(&mut station);
         assert_eq!(
@@ -93,7 +93,7 @@ fn address_of_another_host_is_not_used() {
 }
 
 #[test]
-fn probe_for_another_address_is_no_conflict() {
+fn foreign_probe_is_no_conflict() {
     let mut station = probing();
     station.run_to(50_000);
     station.receive(&message(ArpOperation::Request, NONE, PEER));

@@ -16,7 +16,7 @@ fn host() -> Station {
     station
 }
 
-/// A message of ICMP between two addresses, with its checksum.
+/// An ICMP message between two addresses, with its checksum.
 fn message(src: &str, dst: &str, kind: u8, payload: &[u8]) -> Vec<u8> {
     let mut message = [&[kind, 0, 0, 0, 0x12, 0x34, 0, 1][..], payload].concat();
     let pseudo = match (src.parse(), dst.parse()) {
@@ -28,7 +28,7 @@ fn message(src: &str, dst: &str, kind: u8, payload: &[u8]) -> Vec<u8> {
     message
 }
 
-/// Destination options of `8 * (units + 1)` bytes in front of a header of number `next`.
+/// A destination options header of `8 * (units + 1)` bytes before header `next`.
 fn padding(next: u8, units: u8) -> Vec<u8> {
     let mut header = vec![0; 8 * (usize::from(units) + 1)];
     (header[0], header[1]) = (next, units);
@@ -49,7 +49,7 @@ fn echo_replies_have_own_hops() {
 }
 
 #[test]
-fn long_extension_headers_are_walked() {
+fn long_extension_headers_are_parsed() {
     let mut station = host();
     station.stack.listen(AppId::OWN, None, 80, 4, false).unwrap();
     let echo = message(PEERS[1], OWN[1], 128, b"ping");
@@ -80,12 +80,12 @@ fn long_extension_headers_are_walked() {
         assert_eq!(answers.len(), 1, "{units} units");
         assert_eq!(answers[0][14 + 40 + 13] & 0x12, 0x12, "a SYN-ACK");
     }
-    // Several headers, one after the other.
+    // Several headers in a row.
     let chain = [padding(60, 20), padding(60, 30), padding(58, 40), echo].concat();
     assert_eq!(station.receive(&packet(PEERS[1], OWN[1], 60, 9, &chain)), Verdict::Reply);
 }
 
-/// Code and pointer of the error that was sent.
+/// Code and pointer of the sent error.
 fn parameter_problem(station: &mut Station) -> Option<(u8, u32)> {
     let frames = station.frames();
     assert!(frames.len() <= 1, "{frames:?}");
@@ -105,7 +105,7 @@ fn parameter_problem(station: &mut Station) -> Option<(u8, u32)> {
 }
 
 #[test]
-fn unknown_headers_of_ipv6_are_pointed_at() {
+fn unknown_ipv6_headers_cause_parameter_problem() {
     let mut station = host();
     let mut of = |dst: &str, first: u8, payload: &[u8]| {
         station.receive(&packet(PEERS[1], dst, first, 9, payload));
@@ -125,7 +125,7 @@ fn unknown_headers_of_ipv6_are_pointed_at() {
 }
 
 #[test]
-fn unknown_protocols_of_ipv4_are_unreachable() {
+fn unknown_ipv4_protocols_are_unreachable() {
     let mut station = host();
     assert_eq!(
         station.receive(&packet(PEERS[0], OWN[0], 132, 9, &[0; 20])),
@@ -143,7 +143,7 @@ fn unknown_protocols_of_ipv4_are_unreachable() {
 }
 
 #[test]
-fn errors_have_a_limit() {
+fn errors_are_rate_limited() {
     let mut station = host();
     for _ in 0..10_000 {
         station.receive(&packet(PEERS[0], OWN[0], 132, 9, &[0; 20]));

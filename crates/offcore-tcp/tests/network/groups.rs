@@ -1,4 +1,4 @@
-//! Multicast groups are reported to routers and to switches that look at reports.
+//! Reports of multicast groups (IGMP, MLD).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -14,7 +14,7 @@ const TO_INCLUDE: u8 = 3;
 const TO_EXCLUDE: u8 = 4;
 const LINK_LOCAL: &str = "fe80::ff:fe00:1";
 
-/// A report that was sent, its time and its records.
+/// A sent report: its time and its records.
 #[derive(Debug, PartialEq)]
 struct Report {
     at: u64,
@@ -23,7 +23,7 @@ struct Report {
     records: Vec<(u8, IpAddr)>,
 }
 
-/// The reports that a station has sent, of all versions, in order; a record of an older version has the message's type.
+/// The sent reports of all versions, in order. A record of an older version has the message's type.
 fn reports(station: &mut Station) -> Vec<Report> {
     let sent = std::mem::take(&mut station.sent);
     sent.iter().filter_map(|(at, frame)| read_v6(*at, frame).or_else(|| read_v4(*at, frame))).collect()
@@ -71,7 +71,7 @@ fn read_v4(at: u64, frame: &[u8]) -> Option<Report> {
     Some(Report { at, from: ip.src().into(), to: ip.dst().into(), records })
 }
 
-/// A frame with a query of MLD from a router.
+/// A frame with an MLD query from a router.
 fn query_v6(from: &str, hops: u8, within: u16, group: &str, more: &[u8]) -> Vec<u8> {
     let group: Ipv6Addr = group.parse().unwrap();
     let dst = if group.is_unspecified() { "ff02::1".parse().unwrap() } else { group };
@@ -96,7 +96,7 @@ fn query_v6(from: &str, hops: u8, within: u16, group: &str, more: &[u8]) -> Vec<
     [&ipv6::multicast_mac(dst).0[..], &PEER_MAC.0, &[0x86, 0xdd], &ip, &payload].concat()
 }
 
-/// A frame with a message of IGMP from a router.
+/// A frame with an IGMP message from a router.
 fn message_v4(to: Ipv4Addr, mut message: Vec<u8>) -> Vec<u8> {
     let sum = Sum::of(&message).checksum();
     message[2..4].copy_from_slice(&sum.to_be_bytes());
@@ -130,18 +130,18 @@ fn groups_of(reports: &[Report], kind: u8) -> Vec<IpAddr> {
 }
 
 #[test]
-fn solicited_node_groups_are_reported_before_detection() {
+fn solicited_nodes_are_reported_first() {
     let mut station = Station::new(&["2001:db8::2/64"], &[]);
     let question = station.sent.iter().position(|(_, frame)| frame[20] == IpProtocol::ICMPV6.0);
     assert_eq!(question, Some(1), "the report is first, then come the questions who has the addresses");
     let first = reports(&mut station);
     assert_eq!(groups_of(&first, TO_EXCLUDE), solicited_nodes());
     assert!(first.iter().all(|report| report.from == address("::") && report.to == address("ff02::16")));
-    // RFC 3810, 8.12 and 9.1: once more within a second.
+    // RFC 3810, 8.12 and 9.1: repeated within a second.
     station.run_to(SECOND);
     let second = reports(&mut station);
     assert_eq!(groups_of(&second, TO_EXCLUDE), solicited_nodes());
-    // The link-local address is ours by now: routers ignore what came from the unspecified one.
+    // The link-local address is now valid: routers ignore reports from the unspecified address.
     station.run_to(10 * SECOND);
     let third = reports(&mut station);
     assert_eq!(groups_of(&third, TO_EXCLUDE), solicited_nodes());
@@ -149,7 +149,7 @@ fn solicited_node_groups_are_reported_before_detection() {
 }
 
 #[test]
-fn general_query_is_answered_in_its_time() {
+fn general_query_is_answered_in_time() {
     let mut station = Station::new(&["2001:db8::2/64"], &[]);
     station.run_to(10 * SECOND);
     reports(&mut station);
@@ -158,14 +158,14 @@ fn general_query_is_answered_in_its_time() {
     let answers = reports(&mut station);
     assert_eq!(groups_of(&answers, IS_EXCLUDE), solicited_nodes());
     assert!(answers.iter().all(|report| (10 * SECOND..15 * SECOND).contains(&report.at)));
-    // A query about one group has an answer about that.
+    // A group-specific query gets a report of that group.
     station.receive(&query_v6("fe80::9", 1, 1000, "ff02::1:ff00:2", &[2, 125, 0, 0]));
     station.run_to(20 * SECOND);
     assert_eq!(groups_of(&reports(&mut station), IS_EXCLUDE), [address("ff02::1:ff00:2")]);
 }
 
 #[test]
-fn queries_from_elsewhere_are_refused() {
+fn off_link_queries_are_ignored() {
     let mut station = Station::new(&["2001:db8::2/64"], &[]);
     station.run_to(10 * SECOND);
     reports(&mut station);
@@ -188,7 +188,7 @@ fn old_router_gets_old_reports() {
     answers.sort_by_key(|report| report.to);
     assert_eq!(groups_of(&answers, listener::REPORT_V1), solicited_nodes());
     assert!(answers.iter().all(|report| report.to == report.records[0].1), "each to its group");
-    // 260 s after its last query a router of version 1 is not there any more.
+    // 260 s after its last query a version 1 router is considered gone.
     station.run_to(271 * SECOND);
     station.receive(&query_v6("fe80::9", 1, 1000, "::", &[2, 125, 0, 0]));
     station.run_to(273 * SECOND);
@@ -223,7 +223,7 @@ fn joined_group_is_reported_until_left() {
 }
 
 #[test]
-fn igmp_versions_1_and_2_have_their_reports() {
+fn old_igmp_versions_are_reported() {
     let group = address("239.1.2.3");
     let mut station = Station::new(&["10.0.0.2/24"], &[]);
     station.stack.join_group(station.now, None, group).unwrap();
@@ -247,7 +247,7 @@ fn igmp_versions_1_and_2_have_their_reports() {
     station.stack.leave_group(station.now, 0, group).unwrap();
     station.run_to(60 * SECOND);
     assert_eq!(kinds(&mut station), [], "version 1 has no word for it");
-    // Version 2, when the router of version 1 has not been heard for 260 s.
+    // Version 2 returns after 260 s without a version 1 query.
     station.run_to(400 * SECOND);
     station.receive(&query(10));
     station.stack.join_group(station.now, None, group).unwrap();
@@ -259,7 +259,7 @@ fn igmp_versions_1_and_2_have_their_reports() {
 }
 
 #[test]
-fn queries_without_end_cost_ten_answers_a_second() {
+fn query_flood_gets_ten_answers_a_second() {
     let mut station = Station::new(&["2001:db8::2/64"], &[]);
     station.run_to(10 * SECOND);
     reports(&mut station);

@@ -7,7 +7,7 @@ use crate::station::{Station, introduce};
 
 const SECOND: u64 = 1_000_000;
 
-/// Flow labels of the TCP packets that were sent.
+/// Flow labels of the sent TCP packets.
 fn labels(station: &mut Station) -> Vec<u32> {
     let frames = station.frames();
     let packets = frames.iter().filter(|frame| frame[12..14] == [0x86, 0xdd] && frame[20] == 6);
@@ -15,7 +15,7 @@ fn labels(station: &mut Station) -> Vec<u32> {
 }
 
 #[test]
-fn flow_has_one_label() {
+fn flow_keeps_its_label() {
     let mut station = Station::new(&["2001:db8::2/64"], &[]);
     station.run_to(3 * SECOND);
     introduce(&mut station, &["2001:db8::9"]);
@@ -26,7 +26,7 @@ fn flow_has_one_label() {
     station.take_out();
     let first = labels(&mut station);
     assert!(first.len() == 2 && first[0] != first[1] && !first.contains(&0), "{first:?}");
-    // The SYNs are sent again, with the labels that they had.
+    // The SYNs are retransmitted with the same labels.
     station.run_to(station.now + SECOND + SECOND / 2);
     let mut again = labels(&mut station);
     again.sort_unstable();

@@ -14,7 +14,7 @@ fn packets_to_peer(station: &mut Station) -> Vec<String> {
 }
 
 #[test]
-fn lone_address_asks_for_its_gateway() {
+fn lone_address_resolves_its_gateway() {
     let gateway = address("169.254.1.1");
     let mut station = Station::new(&["10.9.0.2/32"], &[Route::default_by(gateway)]);
     station.run_to(SECOND);

@@ -1,4 +1,4 @@
-//! A stack on one interface. Frames are given to it by hand, and its own are kept with their times.
+//! A stack on one interface. Tests pass frames to it and read its own frames with their times.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ pub(crate) struct Station {
     pub(crate) stack: Stack,
     pub(crate) out: Out,
     pub(crate) now: u64,
-    /// Frames that it has sent, and when.
+    /// Sent frames with their times.
     pub(crate) sent: Vec<(u64, Vec<u8>)>,
 }
 
@@ -40,7 +40,7 @@ impl Station {
         station
     }
 
-    /// Time passes, until `now`.
+    /// Advances the time to `now`.
     pub(crate) fn run_to(&mut self, now: u64) {
         loop {
             self.stack.timers(self.now, &mut self.out);
@@ -78,7 +78,7 @@ impl Station {
         self.sent.drain(..).map(|(_, frame)| frame).collect()
     }
 
-    /// Answers the questions for stations that were sent, as a host with any address does: which ones were asked for.
+    /// Answers all sent ARP requests, and returns the requested addresses.
     pub(crate) fn answer_arp(&mut self) -> Vec<IpAddr> {
         let questions: Vec<Arp> = self.sent.iter().filter_map(|(_, frame)| arp_in(frame)).collect();
         self.sent.retain(|(_, frame)| arp_in(frame).is_none());
@@ -144,7 +144,7 @@ pub(crate) fn packet(src: &str, dst: &str, protocol: u8, hops: u8, payload: &[u8
     [&link[..], &header, payload].concat()
 }
 
-/// The host knows the peer's station by these addresses.
+/// Enters the peer's station for these addresses into the neighbour cache.
 pub(crate) fn introduce(station: &mut Station, peers: &[&str]) {
     for peer in peers {
         let own = if peer.contains(':') { "2001:db8::2" } else { "10.0.0.2" };

@@ -309,8 +309,8 @@ fn open(frame: &[u8]) -> Result<(IpAddr, IpAddr, u8, &[u8]), String> {
     Ok((src, dst, ecn, bytes))
 }
 
-/// The answer of the peer's station to a question of ARP or of neighbour discovery; none to a report of a group. `None`: the
-/// frame is neither of them.
+/// The answer of the peer's station to ARP or neighbour discovery; no answer to a group report. `None`: the
+/// frame is neither.
 pub(crate) fn neighbour(frame: &[u8], theirs: IpAddr) -> Option<Option<Vec<u8>>> {
     let link = EthernetFrame::new_checked(frame).ok()?;
     match (link.ethertype(), theirs) {

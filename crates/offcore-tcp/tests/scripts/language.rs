@@ -56,7 +56,7 @@ pub(crate) enum Call {
     },
     Connect,
     Accept,
-    /// Bytes, how many of them find room, and whether more are announced (`MSG_MORE`).
+    /// Bytes to write, the number of bytes that fit, and `MSG_MORE`.
     Write(usize, usize, bool),
     /// Bytes at most, how many there are, and whether they are the altered ones.
     Read(usize, usize, bool),

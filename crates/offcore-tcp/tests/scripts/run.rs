@@ -238,7 +238,7 @@ impl Runner {
         self.session()?.writer.slot().ok_or("the session has no slot".into())
     }
 
-    /// Has the stack read the slot.
+    /// Makes the stack read the slot.
     fn look(&mut self) -> Result<(), String> {
         let conn = self.session()?.conn;
         let (stack, out, now) = self.bed.call();

@@ -176,7 +176,7 @@ fn a_socket_without_memory_gets_it_later() {
     let Host { stack, .. } = &mut world.hosts[0];
     let app = stack.add_app(AppMemory::new(MEGABYTE).unwrap());
     let mut out = Out::default();
-    // Each asks for a large block; the memory has 16.
+    // Each requests a large block; the memory has 16.
     let sockets = [(); 16].map(|()| {
         let socket = stack.open_datagrams(app, None, 0).unwrap();
         let memory = Arc::clone(stack.memory(app));
@@ -194,7 +194,7 @@ fn a_socket_without_memory_gets_it_later() {
 }
 
 #[test]
-fn an_idle_socket_costs_a_small_block() {
+fn idle_socket_keeps_small_block() {
     let mut world = world();
     let Host { stack, .. } = &mut world.hosts[0];
     let app = stack.add_app(AppMemory::new(16 * MEGABYTE).unwrap());
@@ -206,7 +206,7 @@ fn an_idle_socket_costs_a_small_block() {
         let memory = Arc::clone(stack.memory(app));
         let mut datagrams = Datagrams::new(&memory, stack.slot(socket).unwrap()).unwrap();
         let header = Header::new(9000, "10.0.0.2:9".parse().unwrap(), [10, 0, 0, 1].into());
-        // The first one asks for room, the second one has it.
+        // The first socket requests room, the second one has it.
         for has_room in [false, true] {
             assert_eq!(datagrams.send(&header, &[7; 9000]), has_room);
             stack.written(now, socket, &mut out).unwrap();
@@ -217,7 +217,7 @@ fn an_idle_socket_costs_a_small_block() {
             let mut headers = [0; HEAD];
             stack.seal_datagram(now, &plan, None, &mut headers, &mut Out::default()).unwrap();
         }
-        // A second later it is quiet.
+        // A second later the socket is idle.
         now += SECOND / 50;
         stack.timers(now, &mut out);
         out.clear();
@@ -230,7 +230,7 @@ fn an_idle_socket_costs_a_small_block() {
 fn listeners_share_a_port() {
     let mut world = world();
     let stack = &mut world.hosts[1].stack;
-    // The first two programs have the same user.
+    // The first two applications belong to the same user.
     let [app, same, other] = [5, 5, 6].map(|user| {
         let app = stack.add_app(AppMemory::new(16 * MEGABYTE).unwrap());
         stack.set_user(app, user);

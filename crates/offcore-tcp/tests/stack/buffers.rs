@@ -10,7 +10,7 @@ use crate::world::World;
 const SECOND: u64 = 1_000_000;
 const FIRST: usize = 100_000;
 
-/// Two hosts with a listener, and a connection between them; both ends.
+/// Two hosts with a connection between them, and both ends.
 fn connected(config: Config, set: impl FnOnce(&mut Host)) -> (World, [ConnId; 2]) {
     let mut world = World::new(1, 1500, config);
     world.hosts[1].listen(7, 16);
@@ -22,7 +22,7 @@ fn connected(config: Config, set: impl FnOnce(&mut Host)) -> (World, [ConnId; 2]
     (world, [here, there])
 }
 
-/// Writes without waiting: into the free room, and into room that the stack makes at once.
+/// Writes without waiting: into free room, and into room that the stack grants at once.
 fn write(host: &mut Host, now: u64, conn: ConnId, bytes: &[u8]) -> usize {
     let mut done = 0;
     for _ in 0..2 {
@@ -34,7 +34,7 @@ fn write(host: &mut Host, now: u64, conn: ConnId, bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn the_first_write_takes_what_the_buffer_has_room_for() {
+fn first_write_fills_the_buffer() {
     let (mut world, [here, _]) = connected(Config::default(), |_| ());
     for idle in [0, 3 * SECOND] {
         world.run(idle);
@@ -45,7 +45,7 @@ fn the_first_write_takes_what_the_buffer_has_room_for() {
 }
 
 #[test]
-fn a_write_takes_as_much_as_the_application_has_set() {
+fn send_buffer_size_limits_write() {
     for size in [5000, 50_000, 1 << 20] {
         let (mut world, [here, there]) = connected(Config::default(), |_| ());
         let set = Buffers { send: size, receive: 0 };
@@ -58,8 +58,8 @@ fn a_write_takes_as_much_as_the_application_has_set() {
 }
 
 #[test]
-fn the_window_is_what_the_application_has_set() {
-    // Connections inherit the listener's size; a later change does not reach them.
+fn receive_buffer_size_sets_window() {
+    // Connections inherit the listener's size. A later change does not affect them.
     let set = Buffers { send: 0, receive: 20_000 };
     let (mut world, [here, there]) = connected(Config::default(), |host| {
         host.stack.set_listener_buffers(host.listener.unwrap(), set);
@@ -73,7 +73,7 @@ fn the_window_is_what_the_application_has_set() {
     let windows = world.trace.iter().filter(|(_, from, _)| *from == 1);
     let windows = windows.filter_map(|(_, _, frame)| frame::read(frame)).map(|seen| seen.window);
     assert_eq!(windows.max(), Some(20_000), "that of the SYN; others are scaled");
-    // More is promised when it is set.
+    // A larger size takes effect with the next read.
     world.hosts[1].stack.set_buffers(there, Buffers { send: 0, receive: 200_000 });
     world.hosts[1].sessions.get_mut(&there).unwrap().appetite = 10_000;
     let now = world.now;

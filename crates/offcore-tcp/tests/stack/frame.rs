@@ -14,7 +14,7 @@ pub(crate) struct Seen {
     pub(crate) seq: u32,
     pub(crate) ack: u32,
     pub(crate) flags: TcpFlags,
-    /// Not scaled.
+    /// Unscaled.
     pub(crate) window: u16,
     pub(crate) options: TcpOptions,
     /// Bytes of payload.

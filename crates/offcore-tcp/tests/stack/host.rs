@@ -141,7 +141,7 @@ impl Host {
         self.connect_with(app, ConnOptions::default(), now, to)
     }
 
-    /// The same with other options than the stack's.
+    /// The same with non-default options.
     pub(crate) fn connect_with(&mut self, app: AppId, options: ConnOptions, now: u64, to: &str) -> ConnId {
         let to = to.parse().unwrap();
         let conn = self.stack.connect_with(now, app, options, None, to, &mut self.out).unwrap();

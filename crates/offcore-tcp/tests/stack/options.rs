@@ -1,4 +1,4 @@
-//! Options of connections and listeners, as their packets show them.
+//! Effects of connection and listener options on packets.
 
 use offcore_tcp::proto::{Algorithm, AppId, Config, ConnId, ConnOptions};
 use offcore_wire::TcpFlags;
@@ -9,7 +9,7 @@ use crate::world::World;
 
 const SECOND: u64 = 1_000_000;
 
-/// A connection of host 0 to host 1, with options at both ends, and some data each way.
+/// A connection of host 0 to host 1 with options at both ends and some data in both directions.
 fn connected(to: &str, options: [ConnOptions; 2]) -> (World, [ConnId; 2]) {
     let mut world = World::new(1, 1500, Config::default());
     world.run(2 * SECOND);
@@ -34,7 +34,7 @@ fn exchange(world: &mut World, ends: [ConnId; 2]) {
     assert!(world.run_until(10 * SECOND, full));
 }
 
-/// Traffic class and hops of the TCP packets that a host has sent.
+/// Traffic class and TTL of a host's sent TCP packets.
 fn marks(world: &World, by: usize) -> Vec<(u8, u8)> {
     let of = |frame: &Vec<u8>| match frame[12..14] {
         [0x08, 0x00] if frame[23] == 6 => Some((frame[15], frame[22])),
@@ -49,14 +49,14 @@ fn marks(world: &World, by: usize) -> Vec<(u8, u8)> {
 }
 
 #[test]
-fn packets_carry_their_class_and_hops() {
+fn packets_carry_class_and_hops() {
     let here = ConnOptions { traffic_class: 0x4b, hops: Some(7), ..ConnOptions::default() };
     let there = ConnOptions { traffic_class: 0x10, hops: Some(9), ..ConnOptions::default() };
     for to in ["10.0.0.2:7", "[2001:db8::2]:7"] {
         let (mut world, ends) = connected(to, [here, there]);
-        // From the first SYN on, and its answer.
+        // From the SYN and the SYN-ACK on.
         assert_eq!((marks(&world, 0), marks(&world, 1)), (vec![(0x48, 7)], vec![(0x10, 9)]), "{to}");
-        // Delayed acknowledgements leave with the old options.
+        // Delayed acknowledgements still have the old options.
         world.run(SECOND);
         world.trace.clear();
         world.hosts[0].stack.set_options(ends[0], ConnOptions::default()).unwrap();
@@ -66,7 +66,7 @@ fn packets_carry_their_class_and_hops() {
 }
 
 #[test]
-fn segments_are_no_longer_than_wanted() {
+fn maxseg_limits_segments() {
     let short = ConnOptions { segment: Some(1000), ..ConnOptions::default() };
     let usual = ConnOptions::default();
     for options in [[short, usual], [usual, short]] {
@@ -78,7 +78,7 @@ fn segments_are_no_longer_than_wanted() {
         for (by, wanted) in options.iter().enumerate() {
             let syn = seen(by).into_iter().find(|seen| seen.flags.intersects(TcpFlags::SYN)).unwrap();
             assert_eq!(syn.options.mss, Some(wanted.segment.unwrap_or(1460)), "{options:?}");
-            // Timestamps take 12 bytes of the segment.
+            // Timestamps take 12 bytes of each segment.
             assert_eq!(seen(by).iter().map(|seen| seen.len).max(), Some(988), "{options:?}");
         }
     }
@@ -95,7 +95,7 @@ fn congestion_control_can_be_chosen() {
 }
 
 #[test]
-fn deferred_connections_come_with_data() {
+fn deferred_connection_needs_data() {
     let deferred = ConnOptions { defer: 2, ..ConnOptions::default() };
     let mut world = World::new(1, 1500, Config::default());
     world.hosts[1].listen(7, 8);
@@ -108,7 +108,7 @@ fn deferred_connections_come_with_data() {
     assert!(world.run_until(SECOND / 10, |hosts| hosts[1].accepted.len() == 1));
     let there = world.hosts[1].accepted[0];
     assert!(world.run_until(SECOND, |hosts| hosts[1].sessions[&there].received == b"request"));
-    // Without data it comes when the peer has acknowledged again: the answer is repeated after 1 + 2 seconds.
+    // Without data the connection is reported after another acknowledgement: the SYN-ACK is repeated after 1 + 2 seconds.
     world.hosts[0].connect(world.now, "10.0.0.2:7");
     world.run(2 * SECOND + SECOND / 2);
     assert_eq!(world.hosts[1].accepted.len(), 1);
@@ -117,7 +117,7 @@ fn deferred_connections_come_with_data() {
 }
 
 #[test]
-fn a_half_closed_connection_ends_in_time() {
+fn linger2_ends_half_closed_connection() {
     for (timeout, wanted) in [(Some(2 * SECOND), 2), (Some(900 * SECOND), 120), (None, 60)] {
         let options = ConnOptions { fin_timeout: timeout, ..ConnOptions::default() };
         let (mut world, ends) = connected("10.0.0.2:7", [options, ConnOptions::default()]);

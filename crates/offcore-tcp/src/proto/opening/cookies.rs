@@ -9,7 +9,7 @@ use crate::proto::segment::Segment;
 use crate::proto::stack::Stack;
 
 impl Stack {
-    /// Too many connections are half open: the answer carries the state (a SYN cookie).
+    /// Answers a SYN with a SYN cookie, which carries the state, because too many connections are half open.
     pub(super) fn answer_by_cookie(
         &mut self,
         now: u64,
@@ -19,7 +19,7 @@ impl Stack {
         let mut half = half.clone();
         let Both { key, iss, irs, offered, timestamp_offset, .. } = &mut half.both;
         let clock = (now / 1000) as u32;
-        // Without one the peer asks again, when there may be room.
+        // Without a cookie the SYN is dropped, and the peer repeats it.
         let cookie = self.cookies.encode(key, *irs, offered.for_cookie(), clock, now);
         let cookie = cookie.ok_or(DropReason::Backlog)?;
         *iss = cookie.isn;
@@ -33,7 +33,7 @@ impl Stack {
         Ok(Verdict::Consumed)
     }
 
-    /// An acknowledgement at a listener: perhaps of a cookie.
+    /// Handles an acknowledgement at a listener, which may return a cookie.
     pub(super) fn cookie_segment(
         &mut self,
         now: u64,
@@ -46,10 +46,10 @@ impl Stack {
         let timestamp_offset = self.origins.timestamp_offset(&key);
         let echo = segment.options.timestamps.map(|stamps| stamps.echo.wrapping_sub(timestamp_offset));
         let offer = self.cookies.check(&key, iss, irs, echo, now);
-        // A SYN with an acknowledgement does not answer ours.
+        // A SYN-ACK does not return a cookie.
         let Some(offer) = offer.filter(|_| !segment.has(TcpFlags::SYN)) else {
-            // Only the first bytes can show a cookie. These may be later ones of a connection whose first segments were lost,
-            // or dropped for lack of room: they are retransmitted, unless a reset ends it.
+            // Only a segment at the start of the stream can return a cookie. This may be a later one of a connection whose first
+            // segments were lost or dropped: the peer retransmits them, unless a reset ends the connection.
             if self.cookies.are_out(now) && segment.seq_len() > 0 && !segment.has(TcpFlags::SYN) {
                 return Err(DropReason::Backlog);
             }

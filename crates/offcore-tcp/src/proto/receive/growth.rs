@@ -2,20 +2,20 @@
 
 use super::Receiver;
 
-/// A measure of round trips. The window grows by it.
+/// Measures the data read per round trip, which determines the window's growth.
 #[derive(Debug, Default)]
 pub(super) struct Round {
-    /// Start of the present round, and the position up to which the application had read then.
+    /// Start of the present round, and the application's read position then.
     began: u64,
     from: u64,
-    /// Largest number of bytes that were read in one round.
+    /// The largest number of bytes read in one round.
     most: u64,
-    /// Microseconds of a round, as measured; 0 before the first sample.
+    /// Measured microseconds of a round; 0 before the first sample.
     rtt: u64,
 }
 
 impl Receiver {
-    /// Takes a round trip in microseconds: the time until an echoed timestamp came with data.
+    /// Takes a sample of the round trip time in microseconds: the time until data arrives with an echo of a timestamp.
     #[inline]
     pub(crate) fn measure(&mut self, sample: u64) {
         let rtt = self.round.rtt;
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_in_slow_start_has_four_times_its_last_round() {
+    fn slow_start_quadruples_window() {
         assert_eq!(window_after(&[50_000, 100_000, 200_000]), 800_000);
         assert_eq!(
             window_after(&[50_000, 100_000, 200_000, 200_000, 200_000]),
@@ -71,7 +71,7 @@ mod tests {
             "it does not shrink"
         );
         assert_eq!(window_after(&[400_000]), 1_600_000, "the first round may be the beginning");
-        // Steady reading asks for twice as much; a handshake of 1 ms is no round trip.
+        // Steady reading needs twice as much. The 1 ms of the handshake is not a round trip time.
         assert_eq!(window_after(&[20_000, 20_000, 22_000]), 4 * 20_000);
     }
 }

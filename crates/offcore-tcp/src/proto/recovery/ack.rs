@@ -193,7 +193,7 @@ impl Recovery {
             // The window was just set.
             _ if recovered && !restart || spurious || reduced || marked || ack.ece => {}
             State::Open | State::Loss => {
-                // After a timeout an ACK also covers segments that arrived before it. With SACK they are known and do not count.
+                // After a timeout an ACK also covers segments that arrived earlier. With SACK they are known and do not count.
                 // Without SACK an ACK counts for one segment at most (RFC 3465, section 2.3).
                 let acked = match (restart, self.sack) {
                     (false, _) => delivery.acked,
@@ -271,13 +271,13 @@ impl Recovery {
         let Some(episode) = &mut self.episode else { return false };
         let twice = ack.dsack.is_some_and(|range| episode.undo.on_duplicate(range, una));
         let late = advanced && state != State::Open && episode.undo.on_echo(echo);
-        // RFC 5682, section 3.1, step 3.b: not all of what the timeout took for lost is.
+        // RFC 5682, section 3.1, step 3.b: some data that the timeout marked lost has arrived.
         let arrived = self.check != Check::None && delivery.original <= self.recover;
         if (twice || late || arrived) && self.undo() {
             return true;
         }
         self.check = match self.check {
-            // Step 2.b, and 3.a: what arrives behind a hole shows that the hole is there.
+            // Steps 2.b and 3.a: data that arrives after a hole confirms the hole.
             Check::Begun if advanced && delivery.sacked == 0 => Check::NewData,
             Check::NewData if advanced && delivery.sacked == 0 => Check::NewData,
             Check::Begun if delivery.sacked == 0 => Check::Begun,

@@ -51,13 +51,13 @@ impl Congestion {
         Self { cwnd: initial(mss), ssthresh: u32::MAX, mss, growth: Growth::new(algorithm) }
     }
 
-    /// Another algorithm takes over with the window as it is.
+    /// Switches to another algorithm and keeps the present window.
     pub(super) fn set_algorithm(&mut self, algorithm: Algorithm) {
         self.growth = Growth::new(algorithm);
     }
 
     /// Grows the window for `acked` bytes that a cumulative ACK covers: in slow start by as many, since who receives in
-    /// vectors acknowledges many segments at once (as Linux; RFC 3465 would allow two).
+    /// vectors acknowledges many segments at once (as on Linux; RFC 3465 would allow two).
     #[inline]
     pub(super) fn on_ack(&mut self, now: u64, acked: u64, srtt: u64) {
         let mut acked = u32::try_from(acked).unwrap_or(u32::MAX).min(LARGEST);

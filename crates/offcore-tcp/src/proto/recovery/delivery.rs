@@ -50,7 +50,7 @@ pub(super) struct Delivery {
     pub(super) highest: u64,
     /// Data below it was delivered that was sent only once (step 3).
     pub(super) reordered: bool,
-    /// The lowest end of data delivered that was sent only once.
+    /// The lowest end of delivered data that was sent only once.
     pub(super) original: u64,
 }
 

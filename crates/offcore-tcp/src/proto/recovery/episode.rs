@@ -9,7 +9,7 @@ use super::prr::Prr;
 /// So many recoveries without a DSACK narrow the reordering window again (RFC 8985, section 6.2, step 4).
 const PERSIST: u8 = 16;
 
-/// Separate ranges of retransmitted data, at most. More are merged, and DSACKs cannot undo the reduction.
+/// The maximum number of separate retransmitted ranges. More are merged, and DSACKs cannot undo the reduction.
 const RANGES: usize = 64;
 
 /// What only losses need.
@@ -32,7 +32,7 @@ pub(super) struct Undo {
     una: u64,
     /// When the first retransmission was published; 0 before.
     first: u64,
-    /// Retransmitted data that no DSACK has reported.
+    /// Retransmitted data without a DSACK so far.
     open: Vec<Range<u64>>,
     /// What was published when recovery ended: DSACKs of its retransmissions come before that is acknowledged.
     until: Option<u64>,
@@ -51,7 +51,7 @@ impl Undo {
         (self.first, self.told) = (0, false);
     }
 
-    /// This was retransmitted.
+    /// Records retransmitted data.
     pub(super) fn on_repeat(&mut self, now: u64, range: Range<u64>) {
         if self.before.is_none() {
             return;
@@ -68,7 +68,7 @@ impl Undo {
         }
     }
 
-    /// A DSACK reports this data. Returns whether DSACKs have now reported all retransmitted data (RFC 3708). A report of data
+    /// Records a DSACK. Returns whether DSACKs have now reported all retransmitted data (RFC 3708). A DSACK for data
     /// that was sent once does not count: the network has duplicated the segment.
     pub(super) fn on_duplicate(&mut self, range: (u64, u64), una: u64) -> bool {
         if self.until.is_some_and(|until| una > until) {

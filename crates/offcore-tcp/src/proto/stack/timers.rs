@@ -13,9 +13,9 @@ use crate::proto::tcb::{RESET_CHECK, State};
 
 /// Limit of the timers that expire in one call.
 const EXPIRIES: usize = 64;
-/// Timeouts in a row after which a peer is given up: about 15 minutes, as Linux.
+/// Consecutive timeouts after which a peer is given up: about 15 minutes, as on Linux.
 const TIMEOUTS: u8 = 15;
-/// Timeouts in a row after which long segments are suspected, not the peer (as Linux).
+/// Consecutive timeouts after which the path MTU is suspected instead of the peer (as on Linux).
 const SUSPICIOUS: u8 = 3;
 
 impl Stack {
@@ -112,7 +112,7 @@ impl Stack {
         self.touch(id);
     }
 
-    /// A silent peer is asked, or given up, when it is time.
+    /// Sends a due keep-alive probe, or gives up a silent peer.
     fn keep_alive(&mut self, now: u64, id: ConnId, out: &mut Out) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let tcb = &mut conn.tcb;
