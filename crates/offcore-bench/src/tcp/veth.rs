@@ -273,7 +273,18 @@ pub(super) fn pair(
 
 /// Has the kernel use CUBIC, which our stack uses, on a network.
 pub(super) fn cubic(netns: &Netns, interface: &str, network: &str, address: &str) -> Result<()> {
-    netns.ip(&["route", "change", network, "dev", interface, "src", address, "congctl", "cubic"]).map(drop)
+    congestion_control(netns, interface, network, address, "cubic")
+}
+
+/// Has the kernel use the congestion control `name` on a network.
+pub(super) fn congestion_control(
+    netns: &Netns,
+    interface: &str,
+    network: &str,
+    address: &str,
+    name: &str,
+) -> Result<()> {
+    netns.ip(&["route", "change", network, "dev", interface, "src", address, "congctl", name]).map(drop)
 }
 
 /// Of the windows of either side to one another, the wider: how far from 1 a ratio may be for no reason.
