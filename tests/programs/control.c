@@ -1,4 +1,4 @@
-// Datagrams with control messages and options: what goes with what is sent, what is told of what is received, datagrams of
+// Datagrams with control messages and options: header fields of sent datagrams, control messages of received ones, datagrams of
 // several parts and in segments, and sockets that share a port.
 #define _GNU_SOURCE
 #include "common.h"
@@ -16,7 +16,7 @@
 
 static char buffer[70000], room[512];
 
-// A socket that is bound to this side's address, and the peer's socket 1 that knows it.
+// A socket bound to this side's address. The peer's socket 1 gets its address.
 static int met(int family, struct place *there)
 {
     const char *text = family == AF_INET ? all_arguments[3] : all_arguments[5];
@@ -81,7 +81,7 @@ static void sent_v4(void)
     result("ttl-option-usual", set_int(fd, IPPROTO_IP, IP_TTL, -1));
     say("ttl-option-is", "%d", int_of(fd, IPPROTO_IP, IP_TTL));
     close(fd);
-    // What was set before the socket is bound, too.
+    // Options set before the socket is bound are kept.
     fd = udp(AF_INET);
     set_int(fd, IPPROTO_IP, IP_TTL, 33);
     set_int(fd, IPPROTO_IP, IP_TOS, 0x10);
@@ -120,7 +120,7 @@ static void sent_v6(void)
     prefix("");
 }
 
-// Receives and prints the control messages, in their order.
+// Receives a datagram and prints its control messages in order.
 static void told(const char *label, int fd, size_t space)
 {
     struct iovec part = {buffer, sizeof buffer};
@@ -132,7 +132,7 @@ static void told(const char *label, int fd, size_t space)
         size_t len = one->cmsg_len - CMSG_LEN(0);
         memcpy(&value, CMSG_DATA(one), len < sizeof value ? len : sizeof value);
         if (one->cmsg_level == SOL_SOCKET) {
-            // The first word of each is seconds.
+            // The first word of each timestamp is seconds.
             long seconds;
             memcpy(&seconds, CMSG_DATA(one), sizeof seconds);
             value = labs(seconds - (long)time(NULL)) <= 10;
@@ -159,7 +159,7 @@ static void received(int family)
     set_int(fd, level, v4 ? IP_PKTINFO : IPV6_RECVPKTINFO, 1);
     must("reply 1 5 1");
     told("pktinfo", fd, sizeof room);
-    // The address that it came to.
+    // The destination address.
     struct place ours = here(family, 0);
     struct cmsghdr *control = (struct cmsghdr *)room;
     if (v4) {
@@ -194,7 +194,7 @@ static void received(int family)
     set_int(fd, SOL_SOCKET, SO_TIMESTAMPNS, 0);
     int software = SOF_TIMESTAMPING_RX_SOFTWARE | SOF_TIMESTAMPING_SOFTWARE;
     result("timestamping", set_int(fd, SOL_SOCKET, SO_TIMESTAMPING, software));
-    // The kernel begins to stamp what comes a moment later.
+    // The kernel starts to record timestamps a moment later.
     must("pause 50");
     must("reply 1 5 1");
     told("with-timestamping", fd, sizeof room);
@@ -227,7 +227,7 @@ static void parts(int family)
     result("more-too-long", sendto(fd, buffer, 6000, 0, addr, to.len));
     result("after", sendto(fd, "after", 5, 0, addr, to.len));
     peer_says("after-peer", "recvfrom 1");
-    // One that is begun goes with its socket.
+    // Closing a socket drops its corked datagram.
     sendto(fd, "lost", 4, MSG_MORE, addr, to.len);
     close(fd);
     must("pause 30");
@@ -278,7 +278,7 @@ static void segments(int family)
     prefix("");
 }
 
-// Receives datagrams of 1000 bytes, whichever of them come as one.
+// Receives datagrams of 1000 bytes, joined or not.
 static void joined(int family)
 {
     prefix(family == AF_INET ? "joined4-" : "joined6-");
@@ -323,11 +323,11 @@ static int sharing(int name, struct place at)
     return fd;
 }
 
-// Which of two sockets has a datagram.
+// The one of two sockets that has a datagram.
 static const char *which(int one, int two)
 {
     struct pollfd both[] = {{one, POLLIN, 0}, {two, POLLIN, 0}};
-    // A socket may be shown to have something that was read already.
+    // poll may report a socket whose datagram was already read.
     while (poll(both, 2, TIMEOUT) > 0) {
         if (recv(one, buffer, sizeof buffer, MSG_DONTWAIT) >= 0)
             return "first";

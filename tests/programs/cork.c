@@ -1,4 +1,4 @@
-// What is sent together: TCP_CORK, MSG_MORE and SPLICE_F_MORE. The peer counts segments.
+// Corked data: TCP_CORK, MSG_MORE and SPLICE_F_MORE. The peer counts segments.
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -6,13 +6,13 @@
 
 static char buffer[4096];
 
-// Gives whatever sends what is written time to send it too early.
+// Waits, so that data sent too early would show.
 static void pause_a_little(void)
 {
     must("pause 5");
 }
 
-// What came, and in how many segments.
+// Received bytes, and the number of segments.
 static void came(const char *label, int bytes)
 {
     prefix(label);
@@ -31,7 +31,7 @@ static void corks(int fd)
     result("uncork", set_int(fd, IPPROTO_TCP, TCP_CORK, 0));
     came("corked", 300);
 
-    // As nginx sends an answer.
+    // Like an answer of nginx.
     int file = file_of(1000, 3);
     off_t offset = 0;
     set_int(fd, IPPROTO_TCP, TCP_CORK, 1);
@@ -41,7 +41,7 @@ static void corks(int fd)
     set_int(fd, IPPROTO_TCP, TCP_CORK, 0);
     came("answer", 1238);
 
-    // The next answer's head does not hold the end of the last one.
+    // The next answer's head does not hold the end of the previous one.
     set_int(fd, IPPROTO_TCP, TCP_CORK, 1);
     result("first", write(fd, buffer, 100));
     set_int(fd, IPPROTO_TCP, TCP_CORK, 0);
@@ -52,7 +52,7 @@ static void corks(int fd)
     set_int(fd, IPPROTO_TCP, TCP_CORK, 0);
     came("second", 100);
 
-    // Without an end it goes by itself.
+    // Without an uncork the data is sent after 200 ms.
     set_int(fd, IPPROTO_TCP, TCP_CORK, 1);
     result("ceiling", write(fd, buffer, 100));
     pause_a_little();
@@ -118,7 +118,7 @@ static void values(void)
     result("get-unset", int_of(fd, IPPROTO_TCP, TCP_CORK));
     set_int(fd, IPPROTO_TCP, TCP_CORK, 5);
     result("get-set", int_of(fd, IPPROTO_TCP, TCP_CORK));
-    // It pushes once, and leaves the cork.
+    // TCP_NODELAY pushes once, and keeps the cork.
     result("push-head", write(fd, buffer, 100));
     result("push", set_int(fd, IPPROTO_TCP, TCP_NODELAY, 1));
     peer_says("push-comes", "recv 2 100");

@@ -340,7 +340,7 @@ static void aliases_before_connect(void)
     must("close 2");
 }
 
-// Many sockets in a set before any of them connects, among them one whose duplicate has a high number.
+// Many sockets in a set before they connect, one with a duplicate of a high number.
 static void many_before_connect(void)
 {
     enum { MANY = 1500, HIGH = 5000 };
@@ -357,7 +357,7 @@ static void many_before_connect(void)
     int high = fcntl(sockets[3], F_DUPFD, HIGH);
     control(set, EPOLL_CTL_ADD, high, EPOLLIN | EPOLLET, HIGH);
     static const int some[] = {0, 3, 1023, 1024, 1025, MANY - 1};
-    // What an unconnected socket shows is an edge.
+    // The events of an unconnected socket are an edge.
     while (epoll_wait(set, (struct epoll_event[64]){0}, 64, 0) > 0)
         ;
     for (size_t i = 0; i < LEN(some); i++) {
@@ -381,7 +381,7 @@ static void many_before_connect(void)
         close(sockets[i]);
     close(high);
     close(set);
-    // The number of a set that was closed is another set's, which does not have the socket.
+    // A new set reuses the number of a closed one. It does not have the socket.
     int fd = tcp(AF_INET), old = set_of(fd, EPOLLIN | EPOLLOUT);
     close(old);
     set = epoll_create1(0);

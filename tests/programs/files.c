@@ -125,8 +125,8 @@ static void ended(void)
     close(file);
 }
 
-// A pipe with less room than there is to move: what fits is moved, and without room the call waits or not, as the flag and the
-// pipe's descriptor say.
+// A pipe with too little room: splice moves as much as fits. Without room the call waits or fails, depending on the flag and the
+// pipe's descriptor.
 static void full_pipe(int fd, int *pipe_fds)
 {
     int size = fcntl(pipe_fds[1], F_SETPIPE_SZ, 16384), there = 0;
@@ -153,7 +153,7 @@ static void full_pipe(int fd, int *pipe_fds)
     result("splice-by-number", syscall(SYS_splice, fd, NULL, pipe_fds[1], NULL, 1000, 0) > 0);
     while (!ioctl(pipe_fds[0], FIONREAD, &there) && there > 0 && read(pipe_fds[0], buffer, sizeof buffer) > 0)
         ;
-    // What is left is read, so that the next lines begin with nothing.
+    // Reads the rest, so that the next lines start with an empty pipe.
     while (recv(fd, buffer, sizeof buffer, MSG_DONTWAIT) > 0)
         ;
     set_nonblocking(pipe_fds[0], false);

@@ -223,7 +223,7 @@ static void lengths(int fd)
     close(file);
 }
 
-// Connects, for so many milliseconds.
+// Connects within a time in milliseconds.
 static bool connects(int fd, struct place to, int milliseconds)
 {
     set_nonblocking(fd, true);
@@ -233,13 +233,13 @@ static bool connects(int fd, struct place to, int milliseconds)
     return poll(&ready, 1, milliseconds) == 1 && !int_of(fd, SOL_SOCKET, SO_ERROR);
 }
 
-// What is set before connect, or at a listener, is not forgotten by the connection.
+// Options set before connect, or on a listener, are kept by the connection.
 static void kept(void)
 {
     uint16_t port = (uint16_t)must("listen 2 %s 64", all_arguments[3]);
     for (size_t i = 0; i < LEN(plain); i++) {
         const struct option *option = &plain[i];
-        // What these do to a connection that is being made differs from run to run.
+        // The effect of these during the handshake differs from run to run.
         if (option->number == TCP_DEFER_ACCEPT && option->level == IPPROTO_TCP)
             continue;
         char label[80];
@@ -281,7 +281,7 @@ static void kept(void)
     result("kept-connect SO_SNDBUF", int_of(fd, SOL_SOCKET, SO_SNDBUF));
     result("kept-connect SO_RCVBUF", int_of(fd, SOL_SOCKET, SO_RCVBUF));
     close(fd);
-    // A connection that was refused leaves a socket with its options.
+    // A refused connection leaves a socket with its options.
     must("close 2");
     fd = tcp(AF_INET);
     set_int(fd, IPPROTO_TCP, TCP_KEEPIDLE, 77);
@@ -294,7 +294,7 @@ static void kept(void)
     close(fd);
 }
 
-// What options do, as the peer sees it, and this side.
+// Effects of options, seen by the peer and by this side.
 static void effects(void)
 {
     uint16_t port = (uint16_t)must("listen 2 %s 64", all_arguments[3]);
@@ -305,7 +305,7 @@ static void effects(void)
     join(fd, peer(AF_INET, port));
     must("accept 2 1");
     peer_says("effect-marks", "marks 1");
-    // Data wakes this side when there is as much as it wants.
+    // Data wakes this side at the low-water mark.
     set_int(fd, SOL_SOCKET, SO_RCVLOWAT, 10);
     must("text 1 abcde");
     must("settle 1");
@@ -328,7 +328,7 @@ static void effects(void)
     must("close 2");
 }
 
-// An option that protects is refused, or it protects: there is no connection in spite of it.
+// An option that protects is either refused, or it prevents the connection.
 static void protects(const char *label, int level, int name, const void *value, socklen_t len)
 {
     uint16_t port = (uint16_t)must("listen 2 %s 64", all_arguments[3]);
@@ -353,7 +353,7 @@ static void protected(void)
     protects("protect IP_MINTTL", IPPROTO_IP, 21, &hops, sizeof hops);
 }
 
-// A socket of MPTCP is one of TCP where there is no more.
+// An MPTCP socket falls back to TCP.
 static void multipath(void)
 {
     uint16_t port = (uint16_t)must("listen 2 %s 64", all_arguments[3]);

@@ -10,7 +10,7 @@
 //     recv S N                   ok|eof|ERROR N SUM  drain S                   the same to the end
 //     records S N LEN            ok N torn T: how many records are not LEN times the same byte
 //     line S                     ok TEXT             error S                   SO_ERROR
-//     segments S                 ok N: segments with data that have come since this was asked last
+//     segments S                 ok N: segments with data since the last call
 //     wait S N                   N bytes are there   settle S                  what was sent is acknowledged
 //     shutdown S                 close S             rst S                     close with linger 0
 //     set S LEVEL NAME VALUE     before listen, connect: of the next socket
@@ -18,7 +18,7 @@
 //     udp S ADDRESS              ok PORT             sendto S ADDRESS PORT N SEED
 //     recvfrom S                 ok N SUM            reply S N SEED            to whom the last datagram came from
 //     from S                     ok PORT of it       try S                     ok N, or EAGAIN: a datagram now
-//     headers S                  ok N hops H class C: a datagram, and what its IP header has
+//     headers S                  ok N hops H class C: a datagram, and fields of its IP header
 //     pause MS                                       later MS COMMAND          answers at once, runs it afterwards
 #define _GNU_SOURCE
 #include "common.h"
@@ -166,7 +166,7 @@ static void do_records(int fd, long count, size_t len)
 static void do_segments(int slot)
 {
     static uint32_t before[SLOTS];
-    // The library's structure ends before `tcpi_data_segs_in`, which is here in the kernel's.
+    // libc's structure ends before `tcpi_data_segs_in`. This is its offset in the kernel's structure.
     enum { DATA_SEGS_IN = 152 };
     uint8_t info[DATA_SEGS_IN + 4];
     uint32_t count = 0;
@@ -208,7 +208,7 @@ static void do_recvfrom(int slot, int flags)
     snprintf(out, sizeof out, "ok %zd %08x", len, checksum(NO_BYTES, data, (size_t)len));
 }
 
-// What the packets of a connection that was accepted carried, and the segments that its peer takes.
+// Header fields of an accepted connection's packets, and the peer's segment size.
 static void do_marks(int fd)
 {
     int on = 1, mss = 0, tos = -1, ttl = -1;

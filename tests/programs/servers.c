@@ -59,8 +59,8 @@ static void other_programs(void)
     peer_says("system-peer-eof", "recv 1 1");
 }
 
-// A process that no C library knows of, with the connection as its standard streams, which may open nothing: nothing but its
-// own bytes gets into the stream.
+// A process without the C library, with the connection as its standard streams and no free descriptors: only its
+// own bytes get into the stream.
 static void limited(void)
 {
     int fd = opened(AF_INET, 1);

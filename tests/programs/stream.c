@@ -95,7 +95,7 @@ static void flags(int fd)
     peer_says("send-more-peer", "recv 1 7");
 }
 
-// A byte out of band between others.
+// An urgent byte between others.
 static void urgent(int fd, bool inlined)
 {
     prefix(inlined ? "inline-" : "urgent-");

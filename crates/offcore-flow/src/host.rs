@@ -93,7 +93,7 @@ impl Calls<'_> {
     }
 }
 
-/// Bytes of the longest IP packet of an interface, which may change.
+/// The MTU of an interface, which may change.
 pub type Mtu = Arc<AtomicU16>;
 
 /// One interface of a host, as one of its workers has it.
@@ -167,13 +167,13 @@ impl Host {
         self
     }
 
-    /// Has the interfaces follow these MTUs, each up to its limit.
+    /// Makes the interfaces follow these MTUs, each up to its limit.
     pub fn following(mut self, mtus: Vec<(Mtu, u16)>) -> Self {
         self.mtus = mtus;
         self
     }
 
-    /// Has the interfaces' packets in these VLANs.
+    /// Puts the interfaces into these VLANs.
     pub fn tagged(mut self, vlans: Vec<Option<u16>>) -> Self {
         self.vlans = vlans;
         self
@@ -195,7 +195,7 @@ impl Host {
             let Accepts { offloads, segments } = accepts;
             self.path.set_link(iface as u8, offloads, segments);
         }
-        // The clock of the system may have been set.
+        // The system's clock may have changed.
         let unix_time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.path.stack.set_unix_time(self.now(), unix_time.as_micros() as u64);
         for (iface, (mtu, most)) in self.mtus.iter().enumerate() {
@@ -324,7 +324,7 @@ impl Host {
     }
 }
 
-/// The stack, as it takes packets from a queue.
+/// The stack as a receiver of packets of a queue.
 struct Input<'a> {
     path: &'a mut Path,
     now: u64,
@@ -333,7 +333,7 @@ struct Input<'a> {
 }
 
 impl Taker for Input<'_> {
-    /// The stack reads a large TCP packet as one segment. Large UDP and tunnel packets are split: their lengths mean one datagram.
+    /// The stack accepts a large TCP packet as one segment, but no large UDP or tunnel packets: it would treat them as one datagram.
     fn accepts(&self) -> Accepts {
         Accepts { offloads: Offloads { uso: false, ..Offloads::ALL }, segments: true }
     }

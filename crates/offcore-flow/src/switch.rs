@@ -50,7 +50,7 @@ pub struct Running {
     workers: Threads,
     page: StatsPage,
     bridging: Option<Bridging>,
-    /// Of a host's interfaces.
+    /// The MTUs of a host's interfaces.
     mtus: Vec<HostMtu>,
     notes: Vec<String>,
     /// Of a host whose connections are told of.

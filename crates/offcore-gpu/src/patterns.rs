@@ -25,7 +25,7 @@ pub const MAX_PATTERN_LEN: usize = 1024;
 pub const MAX_PATTERNS: usize = 65_536;
 /// Maximum states of a set's trie: the root, and one per distinct prefix.
 pub const MAX_STATES: usize = (1 << 24) - 1;
-/// U+FEFF in UTF-8, at the start of a file.
+/// The byte order mark (U+FEFF) in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// Maximum bytes of a pattern file: the longest patterns with every byte escaped.
 const MAX_FILE: u64 = (MAX_PATTERNS * (4 * MAX_PATTERN_LEN + 2)) as u64;
@@ -89,7 +89,7 @@ impl Patterns {
     pub fn parse(file: &str, text: &[u8]) -> Result<Self, PatternsError> {
         let mut builder = Builder::new(file);
         let mut lines = 0;
-        // Editors of Windows put it in front of a text.
+        // Windows editors write it at the start of a file.
         let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
         for line in text.split_inclusive(|byte| *byte == b'\n') {
             lines += 1;

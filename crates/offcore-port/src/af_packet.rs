@@ -220,7 +220,7 @@ impl AfPacketPort {
         self.state.is_up.store(self.link == Link::Up && self.connected, Ordering::Relaxed);
     }
 
-    /// The offloads that the kernel does for packets to be sent. Past the queueing discipline it segments nothing. UDP
+    /// The kernel's offloads for sent packets. With `qdisc_bypass` it does not segment. UDP
     /// segmentation needs Linux 6.2.
     fn offloads(&self) -> Offloads {
         if self.spec.qdisc_bypass {

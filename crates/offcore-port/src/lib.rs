@@ -173,7 +173,7 @@ pub trait Port: fmt::Debug + Send {
     /// [`PortError`].
     fn tx_queue(&mut self, index: u16, setup: QueueSetup<'_>) -> Result<Box<dyn TxQueue>, PortError>;
 
-    /// The present MTU of its interface, in bytes; `None` for a port without an interface, and while the interface is away.
+    /// The present MTU of its interface, in bytes; `None` for a port without an interface, and while the interface is missing.
     fn mtu(&self) -> Option<usize> {
         None
     }

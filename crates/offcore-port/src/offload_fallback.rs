@@ -1,7 +1,7 @@
 //! The software offload fallback: packets that are more than the other side takes, made into ones that it does.
 //!
-//! A guest or the kernel may leave checksums open, leave the segmentation of TCP and UDP packets of 64 KiB, with or without a
-//! tunnel, and send packets that take several buffers. They pass unchanged to a port that accepts them. For any other port the
+//! A guest or the kernel may send packets with partial checksums, unsegmented TCP and UDP packets of up to 64 KiB, also inside a
+//! tunnel, and packets of several buffers. They pass unchanged to a port that accepts them. For any other port the
 //! core does the rest: it completes checksums, segments packets, and copies several buffers into one.
 
 use offcore_mem::{Burst, HEADROOM, Packet, Pool, PoolCache, Segments};
@@ -37,7 +37,7 @@ impl Accepts {
     }
 }
 
-/// What takes packets: a TX queue, or the host stack.
+/// A receiver of packets: a TX queue, or the host stack.
 pub trait Taker {
     /// See [`TxQueue::accepts`].
     fn accepts(&self) -> Accepts;
@@ -64,7 +64,7 @@ impl<T: TxQueue + ?Sized> Taker for T {
 }
 
 /// Converts the packets in `burst` into packets that `to` accepts, in their order. If a burst has no room for all of them, the
-/// first are given to `to`. A packet that cannot be converted, or would become more than 256 segments, is dropped and
+/// first ones are sent to `to`. A packet that cannot be converted, or would become more than 256 segments, is dropped and
 /// counted.
 pub fn fall_back<T: Taker + ?Sized>(to: &mut T, ctx: &mut Context<'_>, burst: &mut Burst) {
     let accepts = to.accepts();
@@ -208,7 +208,7 @@ fn reason(error: GsoError) -> DropReason {
     }
 }
 
-/// Where packets that are taken go: the burst, and from there, when it is full, to the taker.
+/// The output: a burst that is passed to the receiver when it is full.
 struct Out<'a, T: Taker + ?Sized> {
     to: &'a mut T,
     burst: &'a mut Burst,

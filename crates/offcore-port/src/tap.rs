@@ -2,7 +2,7 @@
 //!
 //! The kernel puts a virtio-net header of 12 bytes in front of each packet, and takes one. It is read into the packet's
 //! headroom, so that the packet itself lies where packets lie. Unless offloads are switched off, it may leave a
-//! checksum open or ask for segmentation: TCP and UDP between the kernel and a guest then go in packets of up to 64 KiB, and
+//! checksum open or ask for segmentation: TCP and UDP between the kernel and a guest then use packets of up to 64 KiB, and
 //! nobody sums them up. Packets longer than a packet buffer are packets of several.
 //!
 //! An interface that the port made goes away with the port; one that was there before (`ip tuntap add`) stays. One that

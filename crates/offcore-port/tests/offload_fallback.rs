@@ -129,7 +129,7 @@ fn tcp_is_segmented_in_place() {
 }
 
 #[test]
-fn udp_is_cut_into_its_datagrams() {
+fn udp_is_segmented() {
     let mut worker = Worker::new(pool(512));
     for (v6, len, size) in [(false, 60_000, 1200), (true, 60_000, 1200), (false, 5001, 500), (true, 900, 900)]
     {
@@ -145,16 +145,16 @@ fn udp_is_cut_into_its_datagrams() {
     }
 }
 
-/// Whatever a queue takes: the header of a tunnel's packet means something else to the other side.
+/// Independent of the queue's offloads: the header of a tunnel's packet has another meaning for the other side.
 #[test]
-fn tunnelled_packets_are_always_cut() {
+fn tunnelled_packets_are_always_segmented() {
     let mut worker = Worker::new(pool(512));
     let (header, bytes, datagrams) = udp::tunnelled(60_000, 1200);
     let header = NetHeader { gso_type: header.gso_type | GSO_TUNNEL, ..header };
     let mut sink = Sink::new(Offloads::ALL, true);
     send_one(&mut worker, &mut sink, &header, &bytes);
     assert_eq!((sink.frames(), sink.counters.dropped_total()), (datagrams, 0));
-    // Without a tunnel around it.
+    // The same packet without a tunnel.
     let broken = NetHeader { csum_start: header.csum_start + 2, ..header };
     send_one(&mut worker, &mut sink, &broken, &bytes);
     assert_eq!(sink.counters.dropped(DropReason::Malformed), 1);

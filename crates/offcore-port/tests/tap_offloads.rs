@@ -110,15 +110,15 @@ fn a_packet_to_be_segmented_passes_as_it_is() {
     });
 }
 
-/// The kernel takes it from one port and gives it to the other; to a port without offloads it gives the datagrams.
+/// The kernel passes the packet from one port to the other. A port without offloads gets the datagrams.
 #[test]
-fn udp_to_be_segmented_passes_as_it_is() {
-    in_namespace("udp_to_be_segmented_passes_as_it_is", || {
+fn unsegmented_udp_passes_unchanged() {
+    in_namespace("unsegmented_udp_passes_unchanged", || {
         let [mut a, mut b] = Tap::bridged("tap:oc0", "tap:oc1");
         let mut plain = Tap::new("tap:oc2,offloads=off");
         ip("link set oc2 master br0");
         if !a.tx.accepts().offloads.uso {
-            return eprintln!("SKIP: udp_to_be_segmented_passes_as_it_is: it needs Linux 6.2");
+            return eprintln!("SKIP: unsegmented_udp_passes_unchanged: it needs Linux 6.2");
         }
         for (v6, len) in [(false, 60_000), (true, 60_000), (false, 2401), (true, 5000)] {
             let (header, bytes, datagrams) = udp::whole(v6, len, 1200);

@@ -104,7 +104,7 @@ pub struct Reader<M> {
     memory: M,
     slot: Place,
     head: u64,
-    /// The urgent byte that reads stop at.
+    /// The urgent byte at which reads stop.
     mark: Option<u64>,
 }
 
@@ -121,7 +121,7 @@ impl<M: Segments> Reader<M> {
         self.memory.slot(self.slot)
     }
 
-    /// Has reads stop at the urgent byte, and leave it out unless it is `inline`, as TCP sockets do.
+    /// Makes reads stop at the urgent byte, and skip it unless it is `inline`, as TCP sockets do.
     pub fn heed_urgent(&mut self, inline: bool) {
         self.mark = self.slot().and_then(Slot::urgent);
         if self.mark == Some(self.head) && !inline && self.available() > 0 {
@@ -300,7 +300,7 @@ impl<M: Segments> Writer<M> {
         done
     }
 
-    /// Asks for blocks, if some are missing. The stack grants them when the application tells it of a write or waits for room.
+    /// Requests blocks, if some are missing. The stack grants them after a write, or when the application waits for room.
     fn want(&self, len: usize) {
         let _ = self.slot().filter(|_| len > 0).and_then(|slot| slot.want(len));
     }
@@ -355,7 +355,7 @@ mod tests {
     use super::*;
     use crate::{Arena, Fifo, Rx};
 
-    /// What three reads give of a stream whose fourth byte is urgent.
+    /// Results of three reads from a stream whose fourth byte is urgent.
     fn reads(inline: bool) -> Vec<Vec<u8>> {
         let mut arena = Arena::new(1 << 20).unwrap();
         let slot = arena.take_slot().unwrap();
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_stop_at_the_urgent_byte() {
+    fn reads_stop_at_urgent_byte() {
         assert_eq!(reads(false), [b"abc".to_vec(), b"def".to_vec(), vec![]]);
         assert_eq!(reads(true), [b"abc".to_vec(), b"!def".to_vec(), vec![]]);
     }

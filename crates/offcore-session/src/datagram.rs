@@ -16,7 +16,7 @@ pub struct Header {
     pub len: u16,
     /// Received: the sender. To be sent: the receiver.
     pub peer: SocketAddr,
-    /// Received: the destination address. To be sent: the source address; the stack selects it when it is unspecified.
+    /// Received: the destination address. To be sent: the source address; the stack selects it if it is unspecified.
     pub local: IpAddr,
     pub more: More,
 }
@@ -24,21 +24,21 @@ pub struct Header {
 /// Fields of a [`Header`] that concern few programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct More {
-    /// Time to live, or hop limit. To be sent: 0 is the stack's choice.
+    /// Time to live, or hop limit. To be sent: 0 selects the default.
     pub hops: u8,
     /// Type of service, or traffic class: DSCP and ECN.
     pub tos: u8,
-    /// Received: the interface's index, as the kernel or else the stack numbers it.
+    /// Received: the interface index of the kernel, or else of the stack.
     pub index: u32,
     /// To be sent: [`PathMtu`] as a number.
     pub path_mtu: u8,
     /// To be sent: payload bytes of each segment (`UDP_SEGMENT`); 0 sends one datagram.
     pub segment: u16,
-    /// To be sent: it may go to all hosts of a network (`SO_BROADCAST`).
+    /// To be sent: broadcasts are allowed (`SO_BROADCAST`).
     pub broadcast: bool,
-    /// Received: the number of datagrams that the socket has dropped before.
+    /// Received: the number of datagrams that the socket dropped before.
     pub lost: u32,
-    /// Received: when, in microseconds since 1970.
+    /// Received: the time in microseconds since 1970.
     pub time: u64,
 }
 
@@ -46,19 +46,19 @@ pub struct More {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PathMtu {
-    /// It is sent in fragments. DF is not set.
+    /// Sent in fragments. DF is not set.
     #[default]
     Ignore = 0,
-    /// It is sent in fragments. A datagram that fits has DF set.
+    /// Sent in fragments. A datagram that fits has DF set.
     Want = 1,
-    /// It is not sent.
+    /// Not sent.
     Do = 2,
-    /// It is sent if it fits the interface; the path MTU is ignored. DF is set.
+    /// Sent if it fits the interface's MTU; the path MTU is ignored. DF is set.
     Probe = 3,
 }
 
 impl More {
-    /// The mode as a value; an unknown number is [`PathMtu::Ignore`].
+    /// Decodes the mode. An unknown number is [`PathMtu::Ignore`].
     pub fn path_mtu(&self) -> PathMtu {
         match self.path_mtu {
             1 => PathMtu::Want,
@@ -75,12 +75,12 @@ pub const fn record_len(len: u16) -> usize {
 }
 
 impl Header {
-    /// A header with the usual values of everything else.
+    /// A header with defaults for all other fields.
     pub fn new(len: u16, peer: SocketAddr, local: IpAddr) -> Self {
         Self { len, peer, local, more: More::default() }
     }
 
-    /// As it lies in the FIFO, in little endian: length, port, family, hops, type of service, path MTU; both addresses, 16
+    /// The encoding in the FIFO, little-endian: length, port, family, hops, type of service, path MTU; both addresses, 16
     /// bytes each; time, lost datagrams, interface, segment, broadcast.
     pub fn to_bytes(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];

@@ -68,15 +68,15 @@ pub struct Welcome {
 pub enum Call {
     /// `number`: the first segment that is wanted.
     Segments = 1,
-    /// A session with an address of the stack's: `local`, `value` is the kind (`SOCK_STREAM` or `SOCK_DGRAM`). A datagram
-    /// socket takes 0.0.0.0 for all IPv4 addresses, `::` for all addresses, and has [`SHARE_PORT`], [`SHARE_ADDRESS`] and
-    /// [`ONLY_V6`] in `value`, too. Of datagrams `remote` is where the first one is to go, if there is one: then errors are the same as of [`Call::Connect`].
+    /// A session bound to the stack's address `local`. `value` is the kind (`SOCK_STREAM` or `SOCK_DGRAM`). A datagram
+    /// socket uses 0.0.0.0 for all IPv4 addresses, `::` for all addresses, and has [`SHARE_PORT`], [`SHARE_ADDRESS`] and
+    /// [`ONLY_V6`] in `value`, too. For datagrams `remote` is an optional first destination: then errors are those of [`Call::Connect`].
     Bind = 2,
     /// A connection to `remote`: of session `number`, or of a new one where that is [`NONE`], from `local` if there is one.
     /// `EOPNOTSUPP`: that is an address of the stack's own.
     ///
-    /// Of datagrams (`value` says so of a new session, as in [`Call::Bind`]): the one peer, or none any more. `local` is the address that is
-    /// unspecified in the socket's family: what it is bound to when it is bound to none, and connected to nobody.
+    /// For datagrams (`value` selects them for a new session, as in [`Call::Bind`]): sets or removes the peer.
+    /// `local` is the unspecified address of the socket's family: the local address of an unbound socket without a peer.
     Connect = 3,
     /// Connections to session `number`, or where that is [`NONE`] to `local`, where 0.0.0.0 is all IPv4 addresses, and `::`
     /// all addresses; `value` is the backlog, with [`SHARE_PORT`] where others may listen there, too, and [`ONLY_V6`].
@@ -91,11 +91,11 @@ pub enum Call {
 
 /// No session.
 pub const NONE: u32 = u32::MAX;
-/// Of [`Call::Listen`] and datagram sockets: `SO_REUSEPORT`.
+/// For [`Call::Listen`] and datagram sockets: `SO_REUSEPORT`.
 pub const SHARE_PORT: u32 = 1 << 31;
-/// Of [`Call::Listen`] and datagram sockets: `IPV6_V6ONLY`.
+/// For [`Call::Listen`] and datagram sockets: `IPV6_V6ONLY`.
 pub const ONLY_V6: u32 = 1 << 30;
-/// Of datagram sockets: `SO_REUSEADDR`.
+/// For datagram sockets: `SO_REUSEADDR`.
 pub const SHARE_ADDRESS: u32 = 1 << 29;
 
 /// A call.
@@ -106,7 +106,7 @@ pub struct Question {
     pub value: u32,
     pub local: Option<SocketAddr>,
     pub remote: Option<SocketAddr>,
-    /// Options of a new stream, as [`Kept`](crate::slot::Kept) has them: it begins with them.
+    /// Initial options of a new stream, as in [`Kept`](crate::slot::Kept).
     pub options: [u32; OPTIONS],
 }
 

@@ -23,16 +23,16 @@
 //! | 24 | 4 | stack | `small`: the page of the small block, or 0 |
 //! | 28 | 4 | stack | `table`: the place of the table, or 0 |
 //! | 32 | 8 | stack | `buffer`: transmit: bytes that the application may have written and the stack has not freed |
-//! | 40 | 4 | stack | `answered`: transmit: the last of the `asks` that the stack has dealt with |
+//! | 40 | 4 | stack | `answered`: transmit: the last `asks` that the stack has answered |
 //! | 44 | 4 | stack | `mtu`: transmit, of datagrams: see [`Slot::mtu`] |
-//! | 56 | 8 | stack | `urgent`: receive: the position behind the urgent byte, or 0 |
+//! | 56 | 8 | stack | `urgent`: receive: the position after the urgent byte, or 0 |
 //! | 64 | 8 | application | `index`: receive: the head, up to which it is consumed; transmit: the tail, up to which it is written |
 //! | 72 | 4 | application | `writing`: transmit: 1 while the application uses what `limit` gave it |
 //! | 80 | 8 | application | `claims`: transmit: what its calls write just now: see [`crate::app::Turn`] |
 //! | 88 | 8 | application | `held_from`: transmit: from here on short segments wait for more data |
-//! | 96 | 8 | application | `held_to`: transmit: they wait while not more than this is written |
+//! | 96 | 8 | application | `held_to`: transmit: short segments wait until more than this is written |
 //! | 104 | 8 | application | `wanted`: transmit: the position up to which the application wants to write |
-//! | 112 | 4 | application | `asks`: transmit: how often `wanted` was stored |
+//! | 112 | 4 | application | `asks`: transmit: the number of times that `wanted` was stored |
 //!
 //! **Order.** The stack stores `p0`, `small`, `table` and the table's entries, and then `edge` or `limit` with release
 //! ordering. The application loads `edge` or `limit` with acquire ordering, and the others only when that shows that
@@ -44,11 +44,11 @@
 //! are.
 //!
 //! **More data to come** (`MSG_MORE`, `TCP_CORK`). The application stores `held_from` and `held_to` before the `index` of
-//! the bytes that they are about. So the stack, which loads them after `index`, never sends a short segment too early. A
+//! these bytes. So the stack, which loads them after `index`, never sends a short segment too early. A
 //! cork has no end: `held_to` is [`CORKED`].
 //!
-//! **Asking for room.** A session has few blocks until it needs more, however large its `buffer` is. An application that wants to
-//! write more stores `wanted`, counts `asks` up, marks the session and waits for `answered`: see [`Slot::want`].
+//! **Requests for room.** A session has few blocks until it needs more, even with a large `buffer`. An application that wants to
+//! write more stores `wanted`, increments `asks`, marks the session and waits for `answered`: see [`Slot::want`].
 //!
 //! The stack loads `index`, `writing`, `held_from`, `held_to`, `wanted` and `asks`. It never loads its own words.
 
@@ -156,7 +156,7 @@ pub struct Wishes {
     pub moving: AtomicU32,
     /// Bytes that the application has put into the pair to close its gate. What else is there is data.
     pub gates: AtomicU32,
-    /// Sizes of its buffers in bytes of payload, as the program has set them (`SO_SNDBUF`, `SO_RCVBUF`); 0 is the stack's choice.
+    /// Buffer sizes in bytes of payload, set by the program (`SO_SNDBUF`, `SO_RCVBUF`); 0 selects automatic sizes.
     pub send_buffer: AtomicU32,
     pub receive_buffer: AtomicU32,
     rest: [AtomicU32; 1],
@@ -176,7 +176,7 @@ pub mod wish {
     pub const NO_READ: u32 = 16;
     /// `TCP_CORK`, set by [`Slot::cork`](super::Slot::cork).
     pub const CORK: u32 = 32;
-    /// Any data wakes the application, whatever `SO_RCVLOWAT` says: a call waits for it.
+    /// Any data wakes the application, independent of `SO_RCVLOWAT`: a call waits for it.
     pub const ANY_DATA: u32 = 64;
     /// Changed each time that `TCP_QUICKACK` is set.
     pub const QUICK_ACK: u32 = 128;
@@ -326,7 +326,7 @@ impl Slot {
         }
     }
 
-    /// Has a cork that the options have from before the connection hold all of it.
+    /// Makes a cork from before the connection hold all data.
     pub fn inherit_cork(&self) {
         if self.wishes.options.load(Ordering::Relaxed) & wish::CORK != 0 {
             self.tx.hold(0, CORKED);
@@ -346,8 +346,8 @@ impl Slot {
         self.tx.held_from.store(self.tx.index(), Ordering::Release);
     }
 
-    /// Asks the stack for blocks to write `len` more bytes to, if the buffer has room for some of them and blocks are missing. The
-    /// application marks the session after this; [`Slot::is_answered`] says when the stack has looked at it.
+    /// Requests blocks for `len` more bytes, if the buffer has room for some of them and blocks are missing. The
+    /// application marks the session afterwards; [`Slot::is_answered`] shows the answer.
     pub fn want(&self, len: usize) -> Option<Ask> {
         self.lacks(len).then(|| {
             self.tx.wanted.store(self.tx.index().saturating_add(len as u64), Ordering::Relaxed);
@@ -355,12 +355,12 @@ impl Slot {
         })
     }
 
-    /// Whether the stack has answered, or blocks have come otherwise.
+    /// Whether the stack has answered, or granted blocks before.
     pub fn is_answered(&self, ask: &Ask) -> bool {
         self.tx.answered.load(Ordering::Acquire) == ask.number || !self.lacks(ask.len)
     }
 
-    /// Whether the stack has freed all that was written.
+    /// Whether the stack has freed all written bytes.
     pub fn has_sent_all(&self) -> bool {
         self.tx.edge() == self.tx.index()
     }
@@ -428,17 +428,17 @@ impl Half {
         self.limit.store(limit, Ordering::Release);
     }
 
-    /// The stack tells the size of the buffer.
+    /// The stack stores the size of the buffer.
     pub(crate) fn set_buffer(&self, bytes: u64) {
         self.buffer.store(bytes, Ordering::Relaxed);
     }
 
-    /// How often the application has asked for blocks, and up to where it has: not checked.
+    /// The number of the application's requests, and the requested position: not checked.
     pub(crate) fn asked(&self) -> (u32, u64) {
         (self.asks.load(Ordering::Acquire), self.wanted.load(Ordering::Relaxed))
     }
 
-    /// The stack has dealt with a request.
+    /// The stack stores the number of the answered request.
     pub(crate) fn answer(&self, asks: u32) {
         self.answered.store(asks, Ordering::Release);
     }
@@ -449,7 +449,7 @@ impl Half {
         self.index.load(Ordering::Acquire)
     }
 
-    /// From `from` on, or from where an earlier part begins that ends there, short segments wait while not more than `to` is
+    /// From `from` on, or from the start of an earlier held part that ends there, short segments wait until more than `to` is
     /// written.
     fn hold(&self, from: u64, to: u64) {
         if self.held_to.load(Ordering::Relaxed) != from {
@@ -458,16 +458,16 @@ impl Half {
         self.held_to.store(to, Ordering::Release);
     }
 
-    /// The stack has heard of an urgent byte at `position`; it commits the byte afterwards.
+    /// The stack stores the position of an urgent byte, and commits the byte afterwards.
     pub(crate) fn mark_urgent(&self, position: u64) {
         self.urgent.store(position.wrapping_add(1), Ordering::Release);
     }
 
-    /// The application's index, and `held_from` and `held_to` as they were with it: not checked.
+    /// The application's index, with the matching `held_from` and `held_to`: not checked.
     #[inline]
     pub(crate) fn written(&self) -> (u64, Range<u64>) {
         let mut index = self.index();
-        // An application that writes all the time is not waited for: a segment may be short then.
+        // The stack does not wait for an application that writes all the time: then a segment may be short.
         for _ in 0..2 {
             let to = self.held_to.load(Ordering::Acquire);
             let held = self.held_from.load(Ordering::Acquire)..to;

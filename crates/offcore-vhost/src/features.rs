@@ -165,7 +165,7 @@ pub const fn transmitted(chosen: u64) -> Offloads {
     }
 }
 
-/// What packets may leave to the guest that receives them. A virtio-net header does not tell the IP version of a UDP packet, so
+/// Offloads of packets for a guest. A virtio-net header does not contain the IP version of a UDP packet, so
 /// UDP segmentation needs a guest that accepts both.
 #[must_use]
 pub const fn received(chosen: u64) -> Offloads {
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_is_segmented_where_both_versions_are() {
+    fn uso_needs_both_versions() {
         let (four, six) = (VIRTIO_NET_F_GUEST_USO4, VIRTIO_NET_F_GUEST_USO6);
         for (guest, uso) in [(0, false), (four, false), (six, false), (four | six, true)] {
             assert_eq!(received(VIRTIO_NET_F_GUEST_CSUM | guest).uso, uso, "{guest:#x}");

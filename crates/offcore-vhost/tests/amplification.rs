@@ -136,9 +136,9 @@ fn segments_of_a_call_are_bounded() {
     }
 }
 
-/// A datagram may have one byte, so a packet of 1500 bytes asks for as many of them.
+/// A datagram may have one byte, so a packet of 1500 bytes can request about 1500 segments.
 #[test]
-fn datagrams_of_a_call_are_bounded() {
+fn datagram_segments_are_bounded() {
     let mut t = sender(256, false);
     let header = NetHeader { gso_type: VIRTIO_NET_HDR_GSO_UDP_L4, csum_offset: 6, ..asking(1) };
     t.transmit_with(20, header);

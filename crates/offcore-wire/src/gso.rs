@@ -1,11 +1,11 @@
-//! Packets that a sender leaves to be cut into segments (virtio 1.2, 5.1.6.2), cut in software: TCP
+//! Software segmentation of packets whose sender requested segmentation offload (virtio 1.2, 5.1.6.2): TCP
 //! (`VIRTIO_NET_HDR_GSO_TCPV4` and `TCPV6`) and UDP (`VIRTIO_NET_HDR_GSO_UDP_L4`), plain or inside a tunnel.
 //!
-//! A [`Segmenter`] is made from the virtio-net header, the first bytes of the frame and its length. It gives the
-//! segments one after another: which part of the payload each has, and, once the caller has summed that part up, the
-//! headers to go in front. The payload itself is never seen, so it may lie in several places.
+//! A [`Segmenter`] is created from the virtio-net header, the first bytes of the frame and its length. It returns the
+//! segments in order: the part of the payload of each, and, after the caller has summed up that part, the
+//! headers. It never reads the payload, which may lie in several places.
 //!
-//! A packet of a tunnel (VXLAN, Geneve, GRE, IP in IP) has two IP headers. The virtio-net header of a packet socket shows the
+//! A packet of a tunnel (VXLAN, Geneve, GRE, IP in IP) has two IP headers. The virtio-net header of a packet socket describes the
 //! inner packet only: `gso_type` is its type, and `csum_start` the offset of its transport header.
 
 mod headers;
@@ -29,13 +29,13 @@ use crate::{
     },
 };
 
-/// Longest headers of a packet to be segmented, in bytes: a tunnel's with all options of Geneve, and TCP with all of its.
+/// Longest headers of a packet to be segmented, in bytes: enough for a tunnel with all Geneve and TCP options.
 pub const MAX_HEADERS: usize = 512;
-/// Least payload of a TCP segment in bytes. What TCP's smallest maximum segment size leaves beside all options is 8 (Linux
-/// has the same bound); a smaller one serves only to make one packet very many. A datagram may have one byte.
+/// Least payload of a TCP segment in bytes. The smallest maximum segment size of TCP leaves 8 bytes after all options (Linux
+/// has the same bound). A smaller payload would only multiply packets. A datagram may have one byte.
 pub const MIN_SIZE: u16 = 8;
 
-/// Headers of a packet to be segmented: it gives the segments' headers.
+/// The headers of a packet to be segmented. It computes the headers of its segments.
 #[derive(Debug, Clone)]
 pub struct Segmenter {
     headers: [u8; MAX_HEADERS],
@@ -46,7 +46,7 @@ pub struct Segmenter {
     size: usize,
 }
 
-/// The transport header whose payload is cut.
+/// The transport header whose payload is segmented.
 #[derive(Debug, Clone, Copy)]
 enum Transport {
     Tcp { seq: u32, flags: u8 },
@@ -63,7 +63,7 @@ pub struct Segment {
     pub last: bool,
 }
 
-/// Whether the packet is a tunnel's. `front` is the beginning of its frame, as in [`Segmenter::new`].
+/// Whether the packet belongs to a tunnel. `front` is the beginning of its frame, as in [`Segmenter::new`].
 pub fn is_tunnelled(header: &NetHeader, front: &[u8]) -> bool {
     header.needs_checksum()
         && IpHeader::in_frame(front, 0).is_ok_and(|ip| ip.end != usize::from(header.csum_start))
@@ -71,11 +71,11 @@ pub fn is_tunnelled(header: &NetHeader, front: &[u8]) -> bool {
 
 impl Segmenter {
     /// Takes a frame of `frame_len` bytes that begins with `front`, which must have all headers in it:
-    /// [`MAX_HEADERS`] bytes, or the whole frame, are enough. Length and checksum fields may hold anything, but that 0 in a
-    /// tunnel's UDP header is no checksum.
+    /// [`MAX_HEADERS`] bytes, or the whole frame, are enough. Length and checksum fields are ignored, except that 0 in a
+    /// tunnel's UDP header means no checksum.
     ///
     /// # Errors
-    /// [`GsoError`]: the packet is none that can be segmented, and to be dropped.
+    /// [`GsoError`]: the packet cannot be segmented and must be dropped.
     pub fn new(header: &NetHeader, front: &[u8], frame_len: usize) -> Result<Self, GsoError> {
         let gso_type = header.gso_type & !GSO_TUNNEL;
         let (version, protocol) = match gso_type & !VIRTIO_NET_HDR_GSO_ECN {
@@ -114,7 +114,7 @@ impl Segmenter {
             *to = *from;
         }
         let size = usize::from(header.gso_size);
-        // The longest segment must have a length that IP can tell.
+        // The longest segment must fit the length field of IP.
         let longest = header_len - found.outermost().at + payload_len.min(size);
         if longest > usize::from(u16::MAX) {
             return Err(GsoError::TooLong { found: longest });
@@ -189,7 +189,7 @@ impl Segmenter {
         }
     }
 
-    /// The sum that a checksum of the transport header behind `ip` begins with.
+    /// The pseudo header's sum for the transport header after `ip`.
     fn pseudo(&self, ip: &IpHeader, segment: &Segment) -> Sum {
         let addresses = match ip.version {
             Ip::V4 => ip.at + ipv4::field::SRC..ip.at + ipv4::HEADER_LEN,
@@ -215,7 +215,7 @@ impl Segmenter {
         self.put(ip.end + tcp::field::CHECKSUM, sum.checksum().to_be_bytes());
     }
 
-    /// Writes length and checksum of the UDP header behind `ip`.
+    /// Writes length and checksum of the UDP header after `ip`.
     fn put_udp(&mut self, ip: &IpHeader, has_checksum: bool, segment: &Segment, payload: Sum) {
         self.put(ip.end + udp::field::LENGTH, self.len_from(ip.end, segment).to_be_bytes());
         self.put(ip.end + udp::field::CHECKSUM, [0; 2]);
@@ -231,12 +231,12 @@ impl Segmenter {
         self.put(at + headers::GRE_CHECKSUM, sum.checksum().to_be_bytes());
     }
 
-    /// The sum of the headers from `at` on. All headers behind an IP header have an even length.
+    /// The sum of the headers from `at` on. All headers after an IP header have an even length.
     fn sum_from(&self, at: usize) -> Sum {
         Sum::of(&self.headers[at..self.header_len])
     }
 
-    /// Writes a field of the headers, which `new` has found to be there.
+    /// Writes a field of the headers. `new` has checked that it exists.
     fn put<const N: usize>(&mut self, at: usize, value: [u8; N]) {
         for (to, from) in self.headers.iter_mut().skip(at).zip(value) {
             *to = from;
@@ -244,7 +244,7 @@ impl Segmenter {
     }
 }
 
-/// The TCP header at `at`, its length, and where its checksum is.
+/// The TCP header at `at`, its length, and the offset of its checksum.
 fn tcp_header(front: &[u8], at: usize) -> Result<(Transport, usize, u16), GsoError> {
     let header: &[u8; tcp::HEADER_LEN] = headers::at(front, at)?;
     let len = usize::from(header[tcp::field::DATA_OFFSET] >> 4) * 4;
@@ -255,7 +255,7 @@ fn tcp_header(front: &[u8], at: usize) -> Result<(Transport, usize, u16), GsoErr
     Ok((Transport::Tcp { seq, flags: header[tcp::field::FLAGS] }, len, tcp::CHECKSUM_OFFSET))
 }
 
-/// The UDP header at `at`, its length, and where its checksum is. Datagrams have a checksum if it `is_asked` for, or the whole
+/// The UDP header at `at`, its length, and the offset of its checksum. Datagrams have a checksum if it `is_asked` for, or the whole
 /// has one.
 fn udp_header(front: &[u8], at: usize, is_asked: bool) -> Result<(Transport, usize, u16), GsoError> {
     let has_checksum = is_asked || headers::has_udp_checksum(front, at)?;
@@ -265,8 +265,8 @@ fn udp_header(front: &[u8], at: usize, is_asked: bool) -> Result<(Transport, usi
 /// Why a packet cannot be segmented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, displaydoc::Display, thiserror::Error)]
 pub enum GsoError {
-    /// packet to be segmented: csum_start {csum_start} and csum_offset {csum_offset} name no checksum of TCP or UDP, neither of
-    /// the header at {transport_at} nor of a tunnel's inner packet
+    /// packet to be segmented: csum_start {csum_start} and csum_offset {csum_offset} do not point to a TCP or UDP checksum, neither in
+    /// the header at {transport_at} nor in a tunnel's inner packet
     Checksum { csum_start: u16, csum_offset: u16, transport_at: usize },
     /// packet to be segmented: it carries {found}, expected IPv4 or IPv6
     EtherType { found: EtherType },
@@ -274,13 +274,13 @@ pub enum GsoError {
     IpHeader { found: u8 },
     /// packet to be segmented: gso_size {found}, expected {min_size} or more
     Size { found: u16, min_size: u16 },
-    /// packet to be segmented: TCP header says it is {found} bytes long; the least is 20
+    /// packet to be segmented: the TCP header's length is {found} bytes, expected 20 or more
     TcpHeader { found: usize },
     /// packet to be segmented: {found} bytes, expected at most {MAX_HEADERS:?} of headers and 65535 a segment
     TooLong { found: usize },
-    /// packet to be segmented: headers need {needed} bytes, but only {found} are there
+    /// packet to be segmented: found {found} bytes, expected {needed} for its headers
     TooShort { found: usize, needed: usize },
-    /// packet to be segmented: it carries {found} over {over:?} or is a fragment, expected what gso_type {gso_type:#04x} says
+    /// packet to be segmented: it carries {found} over {over:?} or is a fragment, expected the protocols of gso_type {gso_type:#04x}
     Transport { found: IpProtocol, over: Ip, gso_type: u8 },
     /// packet to be segmented: gso_type {found:#04x}, expected TCP over IPv4 or IPv6, or UDP (5)
     Type { found: u8 },

@@ -71,9 +71,9 @@ pub enum Icmpv6<'a> {
     NeighborSolicit(NeighborSolicit),
     /// This address is here.
     NeighborAdvert(NeighborAdvert),
-    /// Which groups have listeners?
+    /// A multicast listener query.
     ListenerQuery(ListenerQuery),
-    /// Another host's report that it listens to a group, in version 1.
+    /// Another host's version 1 report of a group.
     ListenerReport { group: Ipv6Addr },
     /// Any other.
     Other { kind: u8, code: u8 },

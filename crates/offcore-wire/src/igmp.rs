@@ -10,7 +10,7 @@ use crate::{
     icmp::field,
 };
 
-/// Type: a router asks which groups have listeners.
+/// Type: membership query.
 pub const QUERY: u8 = 0x11;
 /// Type: a report of version 1.
 pub const REPORT_V1: u8 = 0x12;
@@ -21,51 +21,51 @@ pub const LEAVE: u8 = 0x17;
 /// Type: a report of version 3.
 pub const REPORT_V3: u8 = 0x22;
 
-/// The group that all routers with version 3 listen to: reports go there.
+/// The group of all IGMPv3 routers, the destination of reports.
 pub const REPORTS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 22);
-/// The group of all routers, which [`LEAVE`] goes to.
+/// The group of all routers, the destination of [`LEAVE`].
 pub const ALL_ROUTERS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 2);
 
 /// Length of a message of versions 1 and 2, and the least length of a query of version 3, in bytes.
 const LEN: usize = 8;
 const V3_QUERY_LEN: usize = 12;
 
-/// Types of records without sources, as IGMPv3 and MLDv2 number them.
+/// Types of records without sources, in IGMPv3 and MLDv2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record {
-    /// All sources are listened to (MODE_IS_EXCLUDE).
+    /// The group is joined (MODE_IS_EXCLUDE).
     IsExclude = 2,
-    /// From now on none is (CHANGE_TO_INCLUDE_MODE): the group is left.
+    /// The group is left (CHANGE_TO_INCLUDE_MODE).
     ToInclude = 3,
-    /// From now on all sources are listened to (CHANGE_TO_EXCLUDE_MODE): the group is joined.
+    /// The group becomes joined (CHANGE_TO_EXCLUDE_MODE).
     ToExclude = 4,
 }
 
 /// A message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Igmp {
-    /// Which groups have listeners?
+    /// A membership query.
     Query {
-        /// The group; `None` asks about all groups.
+        /// The group; `None` for a general query.
         group: Option<Ipv4Addr>,
-        /// Time to answer in.
+        /// Maximum response time.
         within: Duration,
-        /// The version that the router speaks.
+        /// The router's version.
         version: u8,
-        /// The robustness variable: reports of a change. 0 when the router does not give it.
+        /// The robustness variable: the number of reports of a change; 0 if the query has none.
         robustness: u8,
     },
     /// Another host's report, of version 1 or 2.
     Report { group: Ipv4Addr },
-    /// Any other.
+    /// Another message.
     Other { kind: u8 },
 }
 
 impl Igmp {
-    /// Reads the payload of an IPv4 packet. The checksum is not looked at.
+    /// Parses the payload of an IPv4 packet, without its checksum.
     ///
     /// # Errors
-    /// [`WireError::TooShort`] below 8 bytes; [`WireError::NoGroup`] where a query asks about no group.
+    /// [`WireError::TooShort`] below 8 bytes; [`WireError::NoGroup`] for a query about an address that is not multicast.
     pub fn parse(message: &[u8]) -> Result<Self, WireError> {
         let Some(head) = message.first_chunk::<LEN>() else {
             return Err(WireError::TooShort { layer: Layer::Igmp, found: message.len(), needed: LEN });
@@ -80,7 +80,7 @@ impl Igmp {
                 let v3 = message.first_chunk::<V3_QUERY_LEN>();
                 let (version, tenths) = match v3 {
                     Some(_) => (3, exponential(code.into(), 4)),
-                    // A query of version 1 leaves it at 0, and means ten seconds.
+                    // A version 1 query has 0, which means ten seconds.
                     None if code == 0 => (1, 100),
                     None => (2, code.into()),
                 };
@@ -108,7 +108,7 @@ pub(crate) fn exponential(code: u32, bits: u32) -> u32 {
     mantissa << (((code >> bits) & 7) + 3)
 }
 
-/// Writes a report of version 3 with its checksum. As many records as fit into `to` are written: the length in bytes, and
+/// Writes a version 3 report with its checksum, with as many records as fit into `to`. Returns the length in bytes, and
 /// the number of records.
 pub fn write_report(to: &mut [u8], records: &[(Record, Ipv4Addr)]) -> (usize, usize) {
     let Some((head, body)) = to.split_first_chunk_mut::<LEN>() else { return (0, 0) };
@@ -126,7 +126,7 @@ pub fn write_report(to: &mut [u8], records: &[(Record, Ipv4Addr)]) -> (usize, us
     (len, count.into())
 }
 
-/// Writes a message of version 1 or 2, [`REPORT_V1`], [`REPORT_V2`] or [`LEAVE`], with its checksum: its length.
+/// Writes a message of version 1 or 2, [`REPORT_V1`], [`REPORT_V2`] or [`LEAVE`], with its checksum. Returns its length.
 pub fn write_plain(to: &mut [u8], kind: u8, group: Ipv4Addr) -> usize {
     let Some(head) = to.first_chunk_mut::<LEN>() else { return 0 };
     *head = [kind, 0, 0, 0, 0, 0, 0, 0];
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_of_three_versions_are_read() {
+    fn three_query_versions_are_parsed() {
         let read = |message: &[u8]| match Igmp::parse(message) {
             Ok(Igmp::Query { group, within, version, robustness }) => {
                 (group.is_some(), within.as_millis(), version, robustness)

@@ -20,7 +20,7 @@ pub const VERSION_IHL_PLAIN: u8 = 0x45;
 pub const ALERT_LEN: usize = HEADER_LEN + 4;
 const ROUTER_ALERT: [u8; 4] = [0x94, 4, 0, 0];
 
-/// The MAC address that frames to the multicast group `group` have (RFC 1112, 6.4).
+/// The MAC address of the multicast group `group` (RFC 1112, 6.4).
 #[inline]
 pub fn multicast_mac(group: Ipv4Addr) -> MacAddr {
     let [_, b, c, d] = group.octets();
@@ -74,7 +74,7 @@ impl Ipv4Header {
         put(to, field::CHECKSUM, self.checksum().to_be_bytes());
     }
 
-    /// Writes the header with the router alert option (RFC 2113), which IGMP has, and its checksum.
+    /// Writes the header with the router alert option (RFC 2113) of IGMP, and its checksum.
     pub fn write_with_router_alert(&self, to: &mut [u8; ALERT_LEN]) {
         let (plain, option) = to.split_at_mut(HEADER_LEN);
         if let (Ok(plain), Ok(option)) = (plain.try_into(), <&mut [u8; 4]>::try_from(option)) {

@@ -1,8 +1,8 @@
 //! Capture files in the classic pcap format (draft-ietf-opsawg-pcap), Ethernet only.
 //!
-//! The reader takes what tcpdump and its kin write: either byte order, microseconds or nanoseconds, and the longer record
-//! headers of Kuznetzov's libpcap. The writer writes little-endian with nanoseconds. Both work packet by packet in the caller's memory and make two calls to the file for
-//! each, so the file should be buffered ([`std::io::BufReader`], [`std::io::BufWriter`]).
+//! The reader accepts files of tcpdump and similar tools: either byte order, microseconds or nanoseconds, and the longer record
+//! headers of Kuznetzov's libpcap. The writer uses little-endian nanoseconds. Both work packet by packet in the caller's memory
+//! and make two calls to the file for each, so the file should be buffered ([`std::io::BufReader`], [`std::io::BufWriter`]).
 
 use std::io::{self, Read, Write};
 
@@ -11,7 +11,7 @@ use crate::field::{bytes, put};
 /// `LINKTYPE_ETHERNET`: what the packets of a file are.
 pub const LINKTYPE_ETHERNET: u32 = 1;
 
-/// The longest packet that is read, in bytes: libpcap's own limit. The snapshot length that a file names is none, because
+/// The longest accepted packet in bytes: libpcap's own limit. A file's snapshot length is not a limit, because
 /// capture cards, mergers and scripts write longer records; Wireshark reads them, too.
 pub const MAX_RECORD_LEN: u32 = 262_144;
 
@@ -108,7 +108,7 @@ impl<R: Read> PcapReader<R> {
         Ok(Self { input, order, unit_ns, record_header_len, records: 0, len: 0, left: 0 })
     }
 
-    /// Bytes that the file has in front of each packet.
+    /// Length of the file's record headers.
     pub fn record_header_len(&self) -> usize {
         self.record_header_len
     }
@@ -320,7 +320,7 @@ impl Order {
     }
 }
 
-/// Byte order, nanoseconds in a unit of time, and bytes in front of each packet, by the first four of the `found` bytes.
+/// Byte order, nanoseconds in a unit of time, and length of a record header, by the first four of the `found` bytes.
 fn recognise(header: &[u8; FILE_HEADER_LEN], found: usize) -> Result<(Order, u64, usize), PcapError> {
     if found < 4 {
         return Err(PcapError::Empty);
@@ -372,7 +372,7 @@ pub enum PcapError {
     NotPcap { found: String },
     /// the file is in pcapng format, expected pcap; convert it with 'editcap -F pcap IN OUT'
     PcapNg,
-    /// record {record} of the pcap file says it has {found} bytes, expected at most {MAX_RECORD_LEN:?}: the file is damaged
+    /// record {record} of the pcap file has a length of {found} bytes, expected at most {MAX_RECORD_LEN:?}: the file is damaged
     RecordTooLong { record: u64, found: u32 },
     /// snapshot length {found} is out of range; choose 1 to {MAX_RECORD_LEN:?}
     SnapLen { found: u32 },

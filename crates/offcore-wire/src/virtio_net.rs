@@ -32,8 +32,8 @@ pub const VIRTIO_NET_HDR_GSO_TCPV6: u8 = 4;
 pub const VIRTIO_NET_HDR_GSO_UDP_L4: u8 = 5;
 /// Bit of `gso_type`, with TCP only: the packet has ECN set.
 pub const VIRTIO_NET_HDR_GSO_ECN: u8 = 0x80;
-/// Bit of `gso_type`, ours: the packet is a tunnel's ([`gso::is_tunnelled`](crate::gso::is_tunnelled)). It is in front of
-/// packets in a pool only; a header from outside that has it is refused, and no other side takes it.
+/// Private bit of `gso_type`: the packet belongs to a tunnel ([`gso::is_tunnelled`](crate::gso::is_tunnelled)). It occurs only on
+/// packets in a pool: a received header with it is refused, and it is never sent.
 pub const GSO_TUNNEL: u8 = 0x10;
 
 mod field {
@@ -184,7 +184,7 @@ pub struct Offloads {
     pub tso6: bool,
     /// The same with ECN ([`VIRTIO_NET_HDR_GSO_ECN`]): `VIRTIO_NET_F_HOST_ECN` or `VIRTIO_NET_F_GUEST_ECN`.
     pub ecn: bool,
-    /// UDP over IPv4 and IPv6 to be segmented: `VIRTIO_NET_F_HOST_USO`, or `VIRTIO_NET_F_GUEST_USO4` and `_USO6`.
+    /// Segmentation of UDP over IPv4 and IPv6: `VIRTIO_NET_F_HOST_USO`, or `VIRTIO_NET_F_GUEST_USO4` and `_USO6`.
     pub uso: bool,
 }
 
@@ -192,8 +192,8 @@ impl Offloads {
     /// All of them.
     pub const ALL: Self = Self { checksum: true, tso4: true, tso6: true, ecn: true, uso: true };
 
-    /// Whether a packet with this header asks for nothing that is not here. UDP to be fragmented never is, nor is a tunnel's
-    /// packet to be segmented.
+    /// Whether these offloads include all requests of a header. They never include UDP fragmentation (UFO), nor segmentation of a
+    /// tunnel's packet.
     #[inline]
     pub const fn allows(&self, header: &NetHeader) -> bool {
         let segmentation = match header.gso_type & !VIRTIO_NET_HDR_GSO_ECN {

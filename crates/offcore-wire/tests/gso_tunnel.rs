@@ -1,5 +1,5 @@
-//! Datagrams and tunnels' packets that are cut: each segment is the packet that etherparse, an independent implementation,
-//! makes of its part of the payload.
+//! Segmentation of datagrams and tunnels' packets: each segment must equal the packet that etherparse, an independent implementation,
+//! builds from its part of the payload.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
@@ -12,7 +12,7 @@ use offcore_wire::virtio_net::{
 };
 use proptest::prelude::*;
 
-/// What carries a packet.
+/// A tunnel type.
 #[derive(Debug, Clone, Copy)]
 enum Tunnel {
     None,
@@ -45,7 +45,7 @@ fn ip(v6: bool, ident: u16) -> IpHeaders {
 }
 
 impl Kind {
-    /// The packet that has the part of the payload from `from` on, and is number `index`.
+    /// Packet number `index`, with the part of the payload from `from` on.
     fn packet(&self, index: usize, from: usize, last: bool, part: &[u8]) -> Vec<u8> {
         let [inner, outer] = self.idents.map(|ident| ident.wrapping_add(index as u16));
         let tags = if matches!(self.tunnel, Tunnel::None) { self.tags } else { 0 };
@@ -159,12 +159,12 @@ fn segments(header: &NetHeader, whole: &[u8]) -> Result<Vec<Vec<u8>>, GsoError> 
 
 proptest! {
     #[test]
-    fn segments_are_the_packets_of_their_parts(kind in kinds(), len in 0..5000usize, size in 8..1500u16) {
+    fn segments_match_etherparse(kind in kinds(), len in 0..5000usize, size in 8..1500u16) {
         let payload: Vec<u8> = (0..len).map(|i| (i * 37 + i / 251) as u8).collect();
         let mut whole = kind.packet(0, 0, true, &payload);
         let header = kind.header(&whole, len, size);
         prop_assert_eq!(is_tunnelled(&header, &whole), !matches!(kind.tunnel, Tunnel::None));
-        // The sender leaves the checksum open.
+        // The sender leaves a partial checksum.
         let open = usize::from(header.csum_start + header.csum_offset);
         whole[open..open + 2].fill(0x5a);
         let count = len.div_ceil(size.into()).max(1);
@@ -179,7 +179,7 @@ proptest! {
         prop_assert_eq!(segments(&marked, &whole), Ok(expected));
     }
 
-    /// A change at any place ends in packets or in an error.
+    /// A changed byte at any place results in packets or in an error.
     #[test]
     fn changed_bytes_do_not_panic(
         kind in kinds(),
@@ -210,7 +210,7 @@ fn vxlan() -> (NetHeader, Vec<u8>) {
 }
 
 #[test]
-fn misplaced_headers_of_tunnels_are_refused() {
+fn misplaced_tunnel_headers_are_refused() {
     let (header, whole) = vxlan();
     assert_eq!(segments(&header, &whole).map(|cut| cut.len()), Ok(3));
     let refused = |at: usize, value: u8| {
@@ -239,9 +239,9 @@ fn gre_with_sequence_numbers_is_refused() {
     assert!(matches!(segments(&header, &whole), Err(GsoError::Checksum { .. })));
 }
 
-/// A datagram without a checksum that asks for none stays without.
+/// A datagram without a checksum, and without a request for one, stays without.
 #[test]
-fn datagrams_without_checksums_stay_so() {
+fn unsummed_datagrams_stay_unsummed() {
     let kind = Kind { tunnel: Tunnel::None, outer_v6: false, v6: false, tcp: false, tags: 0, idents: [1, 2] };
     let mut whole = kind.packet(0, 0, true, &[7; 1300]);
     let header = NetHeader { flags: 0, ..kind.header(&whole, 1300, 1) };

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn segment_is_no_longer_than_its_packet() {
+    fn segment_must_fit_mtu() {
         let line = |more: &str| {
             let port = format!("--port tap:tap0,addr=10.0.0.2/24{more}");
             format!("offcore epping {port} -c 10.0.0.1:9 -u -m 4096 --mbuf-size 8192 --dma txq0@core:1")

@@ -81,7 +81,7 @@ fn tcp_passes_with_offloads() {
     assert!(report.bytes(0, "rx") > 50_000_000 && report.bytes(1, "rx") > 50_000_000, "{report}");
 }
 
-/// 50 datagrams by five calls with UDP_SEGMENT, and their receiver, in Python.
+/// A Python sender of 50 datagrams in five calls with UDP_SEGMENT, and its receiver.
 const SENDER: &str = "
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -118,7 +118,7 @@ fn segmented_datagrams_pass(hosts: &Hosts, address: &str) {
     says("50");
 }
 
-/// A veth carries the datagrams of a call with UDP_SEGMENT as one packet. QUIC servers send this way.
+/// A veth passes the datagrams of a call with UDP_SEGMENT as one packet. QUIC servers send like this.
 #[test]
 fn segmented_udp_passes() {
     let Some(()) = require(&[NEEDS, &[Need::Python]].concat()) else { return };
@@ -126,7 +126,7 @@ fn segmented_udp_passes() {
     let hosts = Hosts::new();
     for ports in [
         ["af_packet:one", "af_packet:two"],
-        // Cut by the worker: past the queueing discipline the kernel segments nothing.
+        // The worker segments them: with `qdisc_bypass` the kernel does not.
         ["af_packet:one", "af_packet:two,qdisc_bypass"],
     ] {
         let offcore = hosts.switch(ports);
@@ -136,9 +136,9 @@ fn segmented_udp_passes() {
     }
 }
 
-/// VXLAN between containers: the kernel leaves the packets whole, and its header describes the inner packet only.
+/// VXLAN between containers: the kernel does not segment the packets, and its header describes the inner packet only.
 #[test]
-fn tunnelled_packets_to_be_segmented_pass() {
+fn unsegmented_tunnel_packets_pass() {
     let Some(()) = require(&[NEEDS, &[Need::Python, Need::Iperf3]].concat()) else { return };
     let _cores = exclusive();
     let hosts = Hosts::new();
@@ -156,7 +156,7 @@ fn tunnelled_packets_to_be_segmented_pass() {
     assert!(text.contains("receiver"), "{text}");
     let report = switch::stop(offcore);
     report.assert_only_drops(&["port0 tx down", "port1 tx down"]);
-    // Longer packets than the MTU have come, and ordinary ones have left.
+    // Packets above the MTU were received, and ordinary ones sent.
     assert!(report.packets(0, "rx") < 30_000 && report.packets(1, "tx") > 35_000, "{report}");
 }
 

@@ -177,7 +177,7 @@ fn judge(command: &str, stated: Option<&str>, status: ExitStatus, process: &Proc
     let said = process.stderr() + &process.stdout_from(0);
     if status.success()
         || status.signal() == Some(Signal::INT.as_raw())
-        // The exit code of `offcore exec` where a signal comes before the program has started.
+        // The exit code of `offcore exec` if a signal arrives before the program starts.
         || status.code() == Some(128 + Signal::INT.as_raw())
         || said.contains("error: interrupted")
     {

@@ -42,7 +42,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// A stack that serves programs, in a namespace of its own. All that runs there ends with it.
 struct Stage {
     stack: Option<Offcore>,
-    /// What its worker does when there is nothing to do.
+    /// The worker's behaviour when idle.
     idle: &'static str,
     // Ends what has been left, before the namespace is deleted.
     _guards: [Guard; 2],

@@ -208,7 +208,7 @@ fn search_finds_a_slow_switchs_rate() {
     switch.stop().unwrap();
 }
 
-/// Without mergeable buffers long frames do not come back, so the third search fails. The rows before it and the plot stay.
+/// Without mergeable buffers long frames do not return, so the third search fails. Earlier rows and the plot remain.
 #[test]
 fn failed_search_keeps_its_rows() {
     let Some(()) = require(&[Need::Cores(2)]) else { return };

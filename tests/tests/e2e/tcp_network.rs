@@ -1,4 +1,4 @@
-//! `offcore tcp` in networks as clouds, switches and routers make them.
+//! `offcore tcp` behind clouds' gateways, switches and routers.
 
 mod gateway;
 mod groups;

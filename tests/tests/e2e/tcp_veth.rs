@@ -71,7 +71,7 @@ impl Veth {
         &self.ours
     }
 
-    /// Gives both ends another MTU.
+    /// Sets the MTU of both ends.
     pub(crate) fn set_mtu(&self, mtu: u16) {
         let mtu = mtu.to_string();
         for (netns, end) in [(&self.ours, PORT), (&self.kernel, PEER)] {

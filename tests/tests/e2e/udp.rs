@@ -34,7 +34,7 @@ pub(super) fn echo(socket: &UdpSocket, bytes: &[u8]) {
     panic!("{} bytes never came back from {:?}", bytes.len(), socket.peer_addr());
 }
 
-/// A Python program: sends 50 datagrams of 1200 bytes by five calls, and prints how many of them come back.
+/// A Python program that sends 50 datagrams of 1200 bytes in five calls, and prints the number of answers.
 const SEGMENTED: &str = "
 import socket, sys
 s = socket.socket(socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET, socket.SOCK_DGRAM)
@@ -53,13 +53,13 @@ print(back)
 
 /// The kernel passes the datagrams of a call with UDP_SEGMENT to a TAP port as one packet.
 #[test]
-fn segmented_datagrams_arrive_one_by_one() {
+fn segmented_datagrams_arrive_singly() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
     let _core = one_core();
     let netns = Netns::new().unwrap();
     let offcore = host(&netns, "", &[]);
     for address in OURS {
-        // The kernel loses some when a buffer is full.
+        // The kernel drops some if a buffer is full.
         let came = || netns.run("python3", &["-c", SEGMENTED, address]).unwrap().trim() == "50";
         assert!((0..5).any(|_| came()), "{address}");
     }

@@ -7,14 +7,14 @@
 //!         (the two alternate)                                            ├── the kernel's TCP, in its own namespace
 //! theirs: the kernel's TCP ─── veth ── offcore switch, impair: ── veth ──┘
 //! ```
-//! Both paths are built alike: the relay of each is a sleeping `offcore switch` whose port delays, limits, drops and reorders
-//! packets in both directions. Offloads are off, so that the relay sees the packets that a wire carries. The queue in front of
+//! Both paths have the same structure: a relay, an `offcore switch --idle sleep`, delays, limits, drops and reorders
+//! packets in both directions. Offloads are off, so that the relay gets single segments. The queue in front of
 //! the rate limit holds twice the bandwidth-delay product, and at least 512 packets. Each window is a new connection, measured
-//! from its first byte on, so slow start is part of the figure. The reader compares every byte. No kernel remembers the path from
-//! the connection before.
+//! from its first byte on, so slow start is part of the figure. The reader compares every byte. The
+//! kernels keep no metrics of earlier connections.
 //!
-//! Where the measured hosts send, both use CUBIC. Where they receive, the kernel that sends uses Reno: the HyStart of its CUBIC
-//! ends slow start early by chance, in about a third of the connections over 200 ms, whoever receives.
+//! If the measured hosts send, both use CUBIC. If they receive, the sending kernel uses Reno: HyStart in its CUBIC
+//! ends slow start early by chance, in about a third of the connections over 200 ms, independent of the receiver.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -34,17 +34,17 @@ use crate::report::row::Row;
 /// Bytes of a packet on the wire, for the length of the queue.
 const PACKET: u64 = 1514;
 
-/// Length of the first window of each host, which is not counted.
+/// Length of the uncounted first window of each host.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// A path, as the relay's port makes it in each direction.
+/// A path: the parameters of the relay's port in each direction.
 #[derive(Clone, Copy, Debug)]
 pub struct Path {
     /// Bits per second.
     pub rate: u64,
     /// The round trip.
     pub round_trip: Duration,
-    /// Hundredths of a percent of the packets that are dropped, and that others overtake.
+    /// Dropped and reordered packets, in hundredths of a percent.
     pub loss: u32,
     pub reorder: u32,
 }
@@ -54,7 +54,7 @@ impl Path {
         Self { rate: 100_000_000, round_trip: Duration::from_millis(milliseconds), loss: 0, reorder: 0 }
     }
 
-    /// The paths that are measured.
+    /// The measured paths.
     pub const ALL: [Self; 5] = [
         Self::new(20),
         Self::new(100),
@@ -95,14 +95,14 @@ impl fmt::Display for Path {
     }
 }
 
-/// What to measure.
+/// Parameters of a measurement.
 #[derive(Clone, Debug)]
 pub struct PathOptions {
     /// This program, which is also the relay: `offcore`.
     pub binary: PathBuf,
     /// Whether the measured host sends or receives.
     pub sides: Vec<Side>,
-    /// Pairs of windows, ours and the kernel's, of each cell; a lossy path has three times as many.
+    /// Pairs of windows per cell, ours and the kernel's. A lossy path has three times as many.
     pub pairs: usize,
     pub window: Duration,
     pub hugepages: Hugepages,
@@ -119,16 +119,16 @@ impl PathOptions {
         Self { binary, sides, pairs, window, hugepages, lcore, other_lcore }
     }
 
-    /// What this machine lacks for it, if anything.
+    /// A missing requirement of this machine, if any.
     pub fn missing(&self) -> Option<String> {
         netns::missing((self.lcore, self.other_lcore), &[])
     }
 }
 
-/// Measures everything that `options` asks for; `emit` gets each row as it is ready.
+/// Measures all cells of `options`. `emit` gets each finished row.
 ///
 /// # Errors
-/// When something is missing ([`PathOptions::missing`]) or cannot be set up, or a byte is lost or changed.
+/// A missing requirement ([`PathOptions::missing`]), a failed setup, or a lost or changed byte.
 pub fn run(options: &PathOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     if let Some(missing) = options.missing() {
         bail!("streams over paths: {missing}");
@@ -177,13 +177,13 @@ fn measure(
     let mut theirs = Kernel::listen(side, &near)?;
     let far =
         Far { netns: &far, side, near_lcore: options.lcore, lcore: other_lcore, settle: Duration::ZERO };
-    // The relays have started once a stream has come through.
+    // A stream that passes shows that the relays have started.
     let said = || relays.iter().map(Process::tail).collect::<String>();
     far.window(&mut ours, WARM_UP).with_context(said)?;
     far.window(&mut theirs, WARM_UP).with_context(said)?;
     let (mut our_windows, mut their_windows) = (Vec::new(), Vec::new());
     for pair in 0..path.pairs(options) {
-        // Each is first in half of the pairs.
+        // Each host is first in half of the pairs.
         for turn in [pair % 2, 1 - pair % 2] {
             match turn {
                 0 => our_windows.push(far.window(&mut ours, options.window)?),

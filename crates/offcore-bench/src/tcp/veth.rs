@@ -249,7 +249,7 @@ impl Cell {
     }
 }
 
-/// Makes a veth pair NAME0 and NAME1, and gives its far end an address.
+/// Creates a veth pair NAME0 and NAME1, and sets the address of its far end.
 pub(super) fn pair(
     name: &str,
     address: Option<&str>,
@@ -271,7 +271,7 @@ pub(super) fn pair(
     address.map_or(Ok(()), |address| far.configure(&ends[1], address))
 }
 
-/// Has the kernel use CUBIC, which our stack uses, on a network.
+/// Selects CUBIC, as in our stack, for the kernel's connections on a network.
 pub(super) fn cubic(netns: &Netns, interface: &str, network: &str, address: &str) -> Result<()> {
     congestion_control(netns, interface, network, address, "cubic")
 }

@@ -152,7 +152,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Lengths that differ, memory that overlaps, a copy onto itself that failed half way; a simulated device that no other
+    /// Different lengths, overlapping memory, a copy onto itself that failed half way; a simulated device that no other
     /// thread steps. While the queue is full, this waits.
     pub fn run(&mut self, operation: Operation<'_>) -> Result<Done, OpsError> {
         self.check_stepper()?;
@@ -181,7 +181,7 @@ impl Engine {
         while let Some(portal) = &self.portal {
             match portal.stepper() {
                 Stepper::Other => break,
-                // Another thread may be about to begin.
+                // Another thread may start stepping soon.
                 Stepper::Nobody if began.elapsed() < self.options.timeout => std::thread::yield_now(),
                 Stepper::Nobody | Stepper::Caller => {
                     return Err(OpsError::Stepped { wq: self.wq.name.clone() });

@@ -37,9 +37,9 @@ pub struct SimPortal {
 /// The thread that made the last step of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stepper {
-    /// None was made yet.
+    /// No thread has stepped it yet.
     Nobody,
-    /// The calling thread: while it waits, nothing happens.
+    /// The calling thread: nothing completes while it waits.
     Caller,
     /// Another thread.
     Other,

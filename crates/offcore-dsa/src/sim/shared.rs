@@ -16,7 +16,7 @@ use crate::wq::{WqInfo, WqMode};
 /// Entries of the event log; a device that has none keeps nothing.
 const EVENT_LOG: usize = 64;
 
-/// A number of the calling thread that no other living one has; never 0.
+/// A number of the calling thread, unique among living threads and never 0.
 pub(super) fn this_thread() -> usize {
     thread_local!(static HERE: u8 = const { 0 });
     HERE.with(|here| std::ptr::from_ref(here).addr())

@@ -255,14 +255,14 @@ fn stepped_with(options: &str, timeout: Duration) -> (Engine, SimEngine, WqInfo)
     (Engine::new(Portal::from(portal), wq.clone(), Options { timeout, ..Options::default() }), sim, wq)
 }
 
-/// Nothing would complete while the only thread that steps the device waits.
+/// Nothing completes while the only stepping thread waits.
 #[test]
-fn run_refuses_a_device_without_a_stepper() {
+fn device_without_stepper_is_refused() {
     let (src, mut dst) = (bytes(100, 3), [0; 100]);
     let run = |engine: &mut Engine, dst: &mut [u8]| {
         engine.run(Operation::Copy { src: src[..].into(), dst: dst.into() })
     };
-    // A step that was made here shows at once that no other thread makes them, whatever the timeout.
+    // After a step in this thread the call is refused at once, without the timeout.
     let (mut engine, mut sim, wq) = stepped_with("gen=spr", Duration::MAX);
     sim.step();
     let refused = Err(OpsError::Stepped { wq: wq.name });

@@ -72,7 +72,7 @@ use waking::Waking;
 
 /// How often the kernel is asked what there is, in microseconds.
 const LOOK: u64 = 1000;
-/// Most applications of a user. The limit is lower with many users, so that none takes the places of another.
+/// The maximum number of applications of a user. With many users the limit is lower, so that each gets its share.
 const APPLICATIONS_OF_USER: usize = 1024;
 
 /// Whom a server serves, and where.
@@ -297,7 +297,7 @@ impl Serve {
             }
         }
         self.events = events;
-        // A program that connected before the addresses are ours would be refused: it waits for the probes.
+        // A program cannot connect before the addresses are probed: it waits.
         if self.knocking && calls.stack.is_probing() {
             self.look = true;
         } else if self.knocking {

@@ -1,16 +1,16 @@
-//! A host in a VLAN: its packets are tagged when they are sent, and untagged before the stack sees them (802.1Q).
+//! VLAN tags of a host (802.1Q): added to sent packets, and removed from received ones before they reach the stack.
 
 use offcore_mem::{Burst, Packet, PoolCache};
 
 use crate::bridge::tag::{retag, vlan_of};
 use crate::bridge::vlan::Retag;
 
-/// Takes the tags off the packets of `vlan`, and drops the other packets. Returns the number of dropped packets.
+/// Removes the tags of `vlan`, and drops other packets. Returns the number of dropped packets.
 pub(super) fn untag(vlan: u16, burst: &mut Burst, cache: &mut PoolCache) -> u64 {
     keep(burst, cache, |packet| vlan_of(packet) == Ok(Some(vlan)) && retag(packet, Retag::Pop).is_ok())
 }
 
-/// Tags the packets that have no tag yet: a packet that the port did not take comes here again. Returns the number of
+/// Tags packets without a tag: a packet that the port did not take returns here with its tag. Returns the number of
 /// packets without headroom, which are dropped.
 pub(super) fn tag(vlan: u16, burst: &mut Burst, cache: &mut PoolCache) -> u64 {
     keep(burst, cache, |packet| match vlan_of(packet) {
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_other_vlans_are_dropped() {
+    fn other_vlans_are_dropped() {
         let mut cache = Pool::new(64, 2048, Hugepages::None).unwrap().cache();
         let mut packets = burst(&mut cache, &[TAGGED, OTHER, PLAIN, PRIORITY, b"short"]);
         assert_eq!(untag(10, &mut packets, &mut cache), 3);

@@ -172,7 +172,7 @@ impl Schedule {
         Some((now, given_up))
     }
 
-    /// When the next packet is due, now or later; `None` before the first one and without a rate.
+    /// The time of the next packet, now or later; `None` before the first packet and without a rate.
     pub(super) fn next(&self) -> Option<u64> {
         self.due
     }

@@ -140,7 +140,7 @@ impl Replay {
         Some(began + (after * self.ticks_per_ns) as u64)
     }
 
-    /// The time after the packets sent so far at which another packet is due, by the capture's timestamps.
+    /// The due time of the next packet by the capture's timestamps.
     pub(super) fn end(&self) -> Option<u64> {
         let in_round = match self.capture.records.get(self.next) {
             Some(record) => record.at_ns,

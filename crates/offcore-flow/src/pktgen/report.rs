@@ -224,8 +224,8 @@ impl Reporter {
         self.report(running, kind, counted, &before, (over, over), &latencies)
     }
 
-    /// Counts, rates and latencies since the start or [`clear`](Self::clear). Packets were sent for `active` of that time, and
-    /// the next packet was due `gap` later. Packets that have not come are lost.
+    /// Counts, rates and latencies since the start or [`clear`](Self::clear). Sending took `active` of that time, and
+    /// the next packet would have been due `gap` later. Missing packets count as lost.
     pub fn last(&mut self, running: &Running, active: Duration, gap: Duration) -> PktgenReport {
         self.collect(running);
         let mut counted: Vec<_> = running.directions.iter().map(counts).collect();

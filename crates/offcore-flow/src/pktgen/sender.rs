@@ -28,7 +28,7 @@ named! {
         Done = "done",
         /// How many ticks after the start that was.
         Took = "took",
-        /// How many ticks later the next packet would have been due.
+        /// Ticks after which the next packet would have been due.
         Gap = "gap",
     }
 }

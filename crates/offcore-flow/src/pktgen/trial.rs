@@ -187,7 +187,7 @@ impl Running {
         self.longest(Sent::Took)
     }
 
-    /// How much later another packet would have been due: a rate counts the gap behind the last packet, too.
+    /// The gap after the last packet, which a rate includes.
     pub fn gap(&self) -> Duration {
         self.longest(Sent::Gap)
     }

@@ -195,9 +195,9 @@ pub struct Hosting {
 pub struct HostIface {
     /// Its station address, where it is not the port's: a TAP port's is the kernel's.
     pub mac: Option<MacAddr>,
-    /// Bytes of an IP packet, at most; where none are given, as many as the port's interface takes.
+    /// The MTU; by default that of the port's interface.
     pub mtu: Option<u16>,
-    /// The VLAN of its packets, 1 to 4094; without one they have no tag.
+    /// The VLAN, 1 to 4094; `None` for untagged packets.
     pub vlan: Option<u16>,
     pub addresses: Vec<Prefix>,
     pub routes: Vec<IpRoute>,

@@ -27,7 +27,7 @@ use crate::worker::idle::Idle;
 
 /// Bytes of the headers before a segment's payload, at least.
 const HEADERS: usize = 40;
-/// The same of headers with timestamps.
+/// The same with timestamps.
 const TIMED_HEADERS: u16 = 52;
 /// Bytes of FIFOs of a stack that has no connections of its own.
 const OWN_MEMORY: usize = 1 << 20;
@@ -69,7 +69,7 @@ impl Hosting {
     }
 }
 
-/// Refuses segments that do not fit the MTU of each interface.
+/// Refuses segments longer than the MTU of an interface.
 fn check_segment(segment: Option<u16>, mtus: &[HostMtu]) -> Result<(), SwitchError> {
     let Some(segment) = segment else { return Ok(()) };
     let wanted = segment.saturating_add(TIMED_HEADERS);
@@ -94,7 +94,7 @@ fn secret() -> [u8; 16] {
 }
 
 impl Assembly<'_> {
-    /// What the control thread looks after: the MTU of each interface.
+    /// State of the control thread: the MTU of each interface.
     pub(super) fn add_host(&mut self, hosting: &Hosting) -> Result<Vec<HostMtu>, SwitchError> {
         let workers = self.config.lcores.len();
         let secret = secret();
@@ -274,7 +274,7 @@ struct Sender {
     rings: Rings,
 }
 
-/// The kernel's number of the interface that a port is on.
+/// The kernel's index of a port's interface.
 fn index_of(port: &str) -> Option<u32> {
     let (kind, rest) = port.split_once(':')?;
     let name = rest.split(',').next().filter(|_| matches!(kind, "tap" | "af_packet" | "af_xdp"))?;

@@ -1,4 +1,4 @@
-//! The MTU of a host's interfaces: what the ports' interfaces take, which may change, and no more than the user allows.
+//! The MTU of a host's interfaces: it follows the ports' interfaces up to the limit of `mtu=`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -8,21 +8,21 @@ use offcore_port::Port;
 use super::config::HostIface;
 use crate::host::Mtu;
 
-/// Where neither the user nor the port names one.
+/// The default without `mtu=` and without an interface.
 const USUAL: u16 = 1500;
-/// The least that a stack works with: every host of IPv4 takes as much (RFC 791, 3.1).
+/// The least MTU for IPv4: every host accepts such packets (RFC 791, 3.1).
 const LEAST: u16 = 576;
-/// The same of IPv6 (RFC 8200, 5).
+/// The least MTU for IPv6 (RFC 8200, 5).
 const LEAST_V6: u16 = 1280;
 
-/// The MTU of one interface, which the control thread keeps.
+/// The MTU of one interface. The control thread updates it.
 #[derive(Debug)]
 pub(super) struct HostMtu {
     port: usize,
     given: Option<u16>,
     has_v6: bool,
     now: Mtu,
-    /// What the port's interface took when it was last asked.
+    /// The last known MTU of the port's interface.
     found: Option<usize>,
 }
 
@@ -33,12 +33,12 @@ impl HostMtu {
         Self { port, given, has_v6, now: Arc::new(AtomicU16::new(choose(given, found))), found }
     }
 
-    /// What the workers look at.
+    /// The value that the workers read.
     pub(super) fn shared(&self) -> Mtu {
         Arc::clone(&self.now)
     }
 
-    /// What the user should know.
+    /// A warning for the user.
     pub(super) fn warning(&self) -> Option<String> {
         let (port, found) = (self.port, self.found?);
         if let Some(given) = self.given
@@ -58,7 +58,7 @@ impl HostMtu {
     /// Follows a change of the interface's MTU.
     pub(super) fn tend(&mut self, ports: &[Box<dyn Port>]) {
         let found = ports.get(self.port).and_then(|port| port.mtu());
-        // An interface that is away has none; it may be there again with the one it had.
+        // A missing interface has no MTU. It may return with the same one.
         if found.is_none() || found == self.found {
             return;
         }
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interface_bounds_what_is_given() {
+    fn interface_limits_given_mtu() {
         for (given, found, expected) in [
             (None, None, 1500),
             (None, Some(1400), 1400),
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn warnings_name_both_numbers() {
+    fn warnings_contain_both_mtus() {
         let of = |given, found, has_v6| {
             let now = Arc::new(AtomicU16::new(choose(given, found)));
             HostMtu { port: 2, given, has_v6, now, found }.warning()

@@ -217,16 +217,16 @@ fn a_rate_is_kept_in_bursts() {
     assert!(running.took() >= Duration::from_millis(95), "{:?}", running.took());
 }
 
-/// Three packets have two gaps between them, and a rate counts three.
+/// Three packets have two gaps between them, but a rate includes three.
 #[test]
-fn few_packets_have_their_rate() {
+fn rate_includes_last_gap() {
     for (count, burst) in [(1, 1), (3, 1), (6, 3)] {
         let mut config = config("64", 1, count);
         (config.settings.rate, config.settings.burst) = (Rate::Packets(10.0), burst);
         let (mut running, mut reporter) = started(config, looped(|_| None));
         let report = sent_and_received(&mut running, &mut reporter, count);
         let [sent, received] = [report.all.tx_mpps, report.all.rx_mpps].map(|mpps| mpps * 1e6);
-        // A sender that is held up is slower, never faster.
+        // A delayed sender is slower, never faster.
         assert!(
             (2.0..10.01).contains(&sent) && (2.0..10.01).contains(&received),
             "{count}: {sent}, {received}"

@@ -273,11 +273,11 @@ fn many_may_begin_at_once() {
 }
 
 #[test]
-fn a_user_has_hundreds_of_applications() {
+fn user_has_hundreds_of_applications() {
     let (mut world, path) = world_of_small(4 << 20);
     let processes: Vec<_> = (0..300).map(|_| Process::attach(&mut world, &path)).collect();
     assert_eq!(world.app.counts().applications, 300);
-    // Events name the application that they are of.
+    // Events contain the number of their application.
     let listeners: Vec<_> =
         processes.iter().zip(8000..).map(|(process, port)| process.listen(&mut world, port, 1)).collect();
     for (number, port) in [(44, 8044), (299, 8299)] {

@@ -44,11 +44,11 @@ fn it_lies_behind_what_the_library_has_written() {
 }
 
 #[test]
-fn raw_writes_to_a_datagram_socket_go_to_its_peer() {
+fn raw_datagram_writes_reach_the_peer() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
     let end = process.open(&mut world, &joined("10.0.0.2:9001")).unwrap();
-    // Nothing listens at the peer's port, which it says; before that, both hosts resolve each other's address.
+    // The peer's port is closed, and the peer answers with an error. Before that both hosts resolve each other's address.
     for _ in 0..2 {
         assert_eq!(raw(&end, b"metric:1|c\0"), 11);
         world.run(2.0);
@@ -58,7 +58,7 @@ fn raw_writes_to_a_datagram_socket_go_to_its_peer() {
     assert_eq!(raw(&end, &long), long.len());
     world.run(0.1);
     assert_eq!((world.app.counts().relayed, world.app.counts().unsent), (1422, 0));
-    // Without a peer there is nowhere to send to.
+    // Without a peer there is no destination.
     let lone = process.open(&mut world, &bind(2, "10.0.0.1:53".parse().unwrap())).unwrap();
     assert_eq!(raw(&lone, b"lost"), 4);
     world.run(0.1);

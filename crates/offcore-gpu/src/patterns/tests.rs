@@ -61,7 +61,7 @@ fn a_file_is_read() {
 }
 
 #[test]
-fn byte_order_mark_is_no_pattern() {
+fn byte_order_mark_is_skipped() {
     assert_eq!(list(b"\xef\xbb\xbfone\n\xef\xbb\xbf\n"), [&b"one"[..], b"\xef\xbb\xbf"]);
     assert_eq!(list(b"\xef\xbb\xbf# comment\ntwo\n"), [b"two"]);
 }

@@ -1,4 +1,4 @@
-//! What the kernel tells of a packet beside its bytes: the VLAN tag that it took out, and a virtio-net header.
+//! Metadata of the kernel about a packet: the stripped VLAN tag, and a virtio-net header.
 
 use offcore_mem::Packet;
 use offcore_wire::gso;
@@ -13,7 +13,7 @@ pub(super) const TAG: usize = 4;
 /// Bytes of a frame in front of its VLAN tag.
 pub(super) const BEFORE_TAG: usize = 12;
 
-/// The VLAN tag that was taken out of a packet, as it goes on the wire.
+/// The VLAN tag that the kernel stripped from a packet, in wire format.
 pub(super) fn tag(status: u32, tci: u16, tpid: u16) -> Option<[u8; TAG]> {
     if status & ring::VLAN_VALID == 0 {
         return None;
@@ -23,7 +23,7 @@ pub(super) fn tag(status: u32, tci: u16, tpid: u16) -> Option<[u8; TAG]> {
     Some([a, b, c, d])
 }
 
-/// What `vnet` says of a frame of `len` bytes, which has its tag again if it is `tagged`.
+/// The header `vnet` of a frame of `len` bytes. `tagged`: the VLAN tag was inserted again.
 pub(super) fn header_of(vnet: &[u8; VNET_HEADER], len: usize, tagged: bool) -> Result<NetHeader, DropReason> {
     let mut bytes = [0; HEADER_LEN];
     bytes[..VNET_HEADER].copy_from_slice(vnet); // copy-ok: the virtio-net header
@@ -33,7 +33,7 @@ pub(super) fn header_of(vnet: &[u8; VNET_HEADER], len: usize, tagged: bool) -> R
     }
     header = header.essence();
     if tagged {
-        // The kernel counts without the tag.
+        // The kernel's offsets do not include the tag.
         header.csum_start =
             if header.needs_checksum() { header.csum_start.saturating_add(TAG as u16) } else { 0 };
         header.hdr_len = if header.is_gso() { header.hdr_len.saturating_add(TAG as u16) } else { 0 };
@@ -42,8 +42,8 @@ pub(super) fn header_of(vnet: &[u8; VNET_HEADER], len: usize, tagged: bool) -> R
     Ok(header)
 }
 
-/// Notes that a packet is a tunnel's, which the kernel does not say. Its frame begins with `front`; it is `tagged` if the
-/// header counts with a tag that is not there.
+/// Sets the tunnel bit, which the kernel does not report. The frame begins with `front`. `tagged`: the offsets of the
+/// header include a tag that `front` lacks.
 #[cold]
 pub(super) fn note_tunnel(header: &mut NetHeader, front: &[u8], tagged: bool) {
     let tag = if tagged { TAG as u16 } else { 0 };
@@ -53,7 +53,7 @@ pub(super) fn note_tunnel(header: &mut NetHeader, front: &[u8], tagged: bool) {
     }
 }
 
-/// Marks the packet, if the header asks for anything.
+/// Marks the packet if the header requests an offload.
 pub(super) fn mark(packet: &mut Packet, header: &NetHeader) {
     if header.leaves_work() {
         // copy-ok: the virtio-net header

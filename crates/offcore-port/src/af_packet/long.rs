@@ -1,5 +1,5 @@
 //! Packets that are longer than a slot of the ring, in both directions: a system call each, straight between the
-//! packet's buffers and the kernel. TCP and UDP packets of up to 64 KiB come and go this way.
+//! packet's buffers and the kernel. TCP and UDP packets of up to 64 KiB pass in both directions.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -26,7 +26,7 @@ pub struct VhostSpec {
     pub indirect: bool,
     /// Offer the event index (EVENT_IDX).
     pub event_idx: bool,
-    /// Offer open checksums and TCP and UDP packets to be segmented, both ways (CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN,
+    /// Offers checksum and segmentation offloads (TCP, UDP) in both directions (CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN,
     /// HOST_USO, GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_ECN, GUEST_USO4, GUEST_USO6).
     pub offloads: bool,
     /// MiB of memory that the guest may have; none: as many as the machine.

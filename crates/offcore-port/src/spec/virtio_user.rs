@@ -23,7 +23,7 @@ pub struct VirtioUserSpec {
     pub mrg: bool,
     /// Accept the event index (EVENT_IDX).
     pub event_idx: bool,
-    /// Leave checksums open and TCP and UDP packets to be segmented to the back end, and take such packets from it (CSUM,
+    /// Uses checksum and segmentation offloads (TCP, UDP) of the back end, and accepts such packets from it (CSUM,
     /// HOST_TSO4, HOST_TSO6, HOST_ECN, HOST_USO, GUEST_CSUM; with mergeable buffers GUEST_TSO4, GUEST_TSO6, GUEST_ECN,
     /// GUEST_USO4, GUEST_USO6).
     pub offloads: bool,

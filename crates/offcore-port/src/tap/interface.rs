@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::netdev::{NetDev, interface_request, ioctl, netlink};
 
-/// Flags of TUNSETOFFLOAD that libc does not know: UDP over IPv4 and IPv6 to be segmented (Linux 6.2).
+/// Flags of TUNSETOFFLOAD that the crate libc lacks: UDP segmentation over IPv4 and IPv6 (Linux 6.2).
 const TUN_F_USO4: libc::c_uint = 0x20;
 const TUN_F_USO6: libc::c_uint = 0x40;
 
@@ -21,12 +21,12 @@ pub(super) struct Interface {
     pub(super) netdev: NetDev,
     /// Its queues.
     pub(super) files: Vec<OwnedFd>,
-    /// What both sides may leave to the other.
+    /// Offloads that both sides may use.
     pub(super) offloads: Offloads,
 }
 
-/// Makes (or joins) interface `name`, with `queues` queues, and sets its link up. With `offloads` the kernel may send packets
-/// with open checksums, and long ones to be segmented.
+/// Creates or joins interface `name` with `queues` queues, and sets its link up. With `offloads` the kernel may send packets
+/// with partial checksums, and unsegmented packets.
 pub(super) fn open(name: &str, queues: u16, offloads: bool) -> Result<Interface, Refusal> {
     // One for several queues would let this program join the other one's, and change their headers.
     let held = NetDev::open(name).and_then(|device| netlink::tap_queues(device.index()));
@@ -121,7 +121,7 @@ fn set_header(file: &OwnedFd, offloads: bool) -> io::Result<Offloads> {
         return set_offloads(file, 0).map(|()| Offloads::default());
     }
     const TCP: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
-    // Kernels before 6.2 have no segmentation of UDP.
+    // Kernels before 6.2 lack UDP segmentation offload.
     match set_offloads(file, TCP | TUN_F_USO4 | TUN_F_USO6) {
         Ok(()) => Ok(Offloads::ALL),
         Err(_) => set_offloads(file, TCP).map(|()| Offloads { uso: false, ..Offloads::ALL }),

@@ -1,9 +1,9 @@
-//! UDP packets as a guest or the kernel leaves them to be segmented, their datagrams, and both in a VXLAN tunnel.
+//! Unsegmented UDP packets of a guest or the kernel, their datagrams, and both in a VXLAN tunnel.
 
 use etherparse::{IpHeaders, IpNumber, Ipv4Header, Ipv6Header, PacketBuilder};
 use offcore_wire::virtio_net::{NetHeader, VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_UDP_L4};
 
-/// Bytes in front of a tunnel's packet: Ethernet, IPv4, UDP and VXLAN.
+/// Bytes before a tunnel's inner frame: Ethernet, IPv4, UDP and VXLAN.
 const VXLAN: usize = 50;
 
 fn frame(v6: bool, ident: u16, ports: [u16; 2], payload: &[u8]) -> Vec<u8> {
@@ -22,7 +22,7 @@ fn frame(v6: bool, ident: u16, ports: [u16; 2], payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A UDP packet with `len` bytes of payload and the header that asks for datagrams of `size` bytes; and those datagrams.
+/// A UDP packet with `len` bytes of payload, its virtio-net header with a `gso_size` of `size` bytes, and its datagrams.
 pub(crate) fn whole(v6: bool, len: usize, size: u16) -> (NetHeader, Vec<u8>, Vec<Vec<u8>>) {
     let payload: Vec<u8> = (0..len).map(|i| (i * 37 + i / 251) as u8).collect();
     let mut bytes = frame(v6, 0, [7001, 7002], &payload);

@@ -37,7 +37,7 @@ pub(crate) struct Outcome {
     pub(crate) summed: usize,
     /// Packets that were segmented.
     pub(crate) cut: usize,
-    /// Tunnels' packets that were.
+    /// Segmented packets of tunnels.
     pub(crate) tunnelled: usize,
     pub(crate) dropped: usize,
 }
@@ -130,7 +130,7 @@ fn frame(script: &mut Script<'_>) -> (Frame, u16) {
         bytes.extend([0x81, 0, 0, script.u8()]);
     }
     let v6 = kind & 1 != 0;
-    // What carries the packet, and whether it is UDP.
+    // The tunnel type, and whether the inner packet is UDP.
     let carrier = script.u8();
     let (udp, tunnel) = (carrier & 1 != 0, Tunnel::of(carrier));
     let protocol = if udp { 17 } else { 6 };
@@ -196,7 +196,7 @@ fn frame(script: &mut Script<'_>) -> (Frame, u16) {
     ((header, bytes), cuts)
 }
 
-/// What carries a packet.
+/// A tunnel type.
 #[derive(Clone, Copy, PartialEq)]
 enum Tunnel {
     None,
@@ -217,7 +217,7 @@ impl Tunnel {
         }
     }
 
-    /// Appends the outer headers, and the Ethernet addresses of the inner packet where it has some.
+    /// Appends the outer headers, and the inner Ethernet header if the tunnel carries frames.
     fn begin(self, bytes: &mut Vec<u8>, v6: bool, carrier: u8) {
         let protocol = match self {
             Self::None => return,
@@ -245,7 +245,7 @@ impl Tunnel {
         bytes.extend([4; 12]);
     }
 
-    /// Takes the inner Ethernet header out again where IP is carried as it is.
+    /// Removes the inner Ethernet header if the tunnel carries IP packets.
     fn strip(self, bytes: &mut Vec<u8>) {
         if self == Self::IpInIp {
             let ethernet = bytes.windows(12).rposition(|window| window == [4; 12]).unwrap();
@@ -308,8 +308,8 @@ fn judge(frame: &Frame, accepts: Accepts, sent: &[Frame], dropped: u64, outcome:
     }
 }
 
-/// Looks whether `sent` is a tunnel's packet cut into parts of the payload with the same headers, whose outer packet and inner
-/// checksum are right.
+/// Checks that `sent` is a tunnel's packet, segmented into parts of the payload with the same headers, and that outer packet and inner
+/// checksum are correct.
 fn tunnelled_segments((header, bytes): &Frame, sent: &[Frame]) {
     let transport = usize::from(header.csum_start);
     let is_udp = header.gso_type & 7 == 5;
@@ -340,14 +340,14 @@ fn tunnelled_segments((header, bytes): &Frame, sent: &[Frame]) {
     }
 }
 
-/// Whether the inner IP header is none of an ordinary length right in front of the transport header.
+/// Whether the inner IP header has options or extension headers.
 fn is_unusual(bytes: &[u8], transport: usize) -> bool {
     let v4 = bytes[transport - 20] == 0x45 && matches!(bytes[transport - 11], 6 | 17);
     let v6 = bytes[transport - 40] >> 4 == 6 && matches!(bytes[transport - 34], 6 | 17);
     v4 == v6
 }
 
-/// Looks whether `sent` is the TCP or UDP packet cut into segments of the size that its header says.
+/// Checks that `sent` is the TCP or UDP packet, segmented by the `gso_size` of its header.
 fn segments((header, bytes): &Frame, sent: &[Frame]) {
     let mut ip = 12;
     while bytes[ip..ip + 2] == [0x81, 0] || bytes[ip..ip + 2] == [0x88, 0xa8] {

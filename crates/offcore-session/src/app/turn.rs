@@ -33,7 +33,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Its first position.
+    /// The first position of the turn.
     pub fn from(&self) -> u64 {
         self.from
     }

@@ -5,7 +5,7 @@ use crate::arena::{Arena, Share};
 use crate::layout::block_number;
 
 impl Fifo<Rx> {
-    /// Tells the application where the newest urgent byte is, before the byte is committed.
+    /// Stores the position of the newest urgent byte in the slot before the byte is committed.
     pub fn mark_urgent(&self, arena: &Arena, position: u64) {
         self.half(arena).mark_urgent(position);
     }

@@ -5,12 +5,12 @@ use std::ops::Range;
 use super::{Fifo, Misuse, Tx};
 use crate::arena::{Arena, Share};
 
-/// Room that an application asks for.
+/// A request of an application for room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// How often it has asked.
+    /// The number of requests so far.
     pub asks: u32,
-    /// Bytes, counted from the first byte that is not freed.
+    /// Requested bytes, counted from the first byte that is not freed.
     pub bytes: u64,
 }
 
@@ -40,7 +40,7 @@ impl Fifo<Tx> {
         made
     }
 
-    /// Tells the application the size of its buffer. It asks for blocks within that.
+    /// Stores the buffer's size in the slot. The application requests blocks up to that.
     pub fn set_buffer(&self, arena: &Arena, bytes: u64) {
         self.half(arena).set_buffer(bytes);
     }
@@ -51,7 +51,7 @@ impl Fifo<Tx> {
         Asked { asks, bytes: upto.saturating_sub(self.released) }
     }
 
-    /// Tells the application that the stack has dealt with a request.
+    /// Marks a request as answered in the slot.
     pub fn answer(&self, arena: &Arena, asks: u32) {
         self.half(arena).answer(asks);
     }
@@ -65,7 +65,7 @@ impl Fifo<Tx> {
         self.written_and_held(arena).map(|(tail, _)| tail)
     }
 
-    /// The same, and the `held_from` and `held_to` that belong to it: see [`crate::slot`].
+    /// As [`Fifo::written`], with the matching `held_from` and `held_to`: see [`crate::slot`].
     ///
     /// # Errors
     /// As [`Fifo::written`].

@@ -2,18 +2,18 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Options as a program has set them. Of a datagram socket: name and value of each, in the two halves of a word. Of a stream:
+/// Options set by a program. Datagram sockets: name and value of each option, in the two halves of a word. Streams:
 /// 16 numbers, see [`number`].
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Kept([AtomicU64; 8]);
 
-/// How many numbers of a stream there are in [`Kept`].
+/// The number of a stream's numbers in [`Kept`].
 pub const OPTIONS: usize = 16;
 
-/// Numbers of a stream in [`Kept`]. Numbers 0 and 1 are bits of the application's own.
+/// Numbers of a stream in [`Kept`]. Numbers 0 and 1 are bits for the application's use.
 pub mod number {
-    /// `IP_TOS`: of IPv4 packets.
+    /// `IP_TOS`, for IPv4 packets.
     pub const TOS: usize = 2;
     /// `IPV6_TCLASS`.
     pub const TCLASS: usize = 3;
@@ -35,15 +35,15 @@ pub mod number {
     pub const SYNCNT: usize = 13;
     /// `SO_LINGER`, in seconds.
     pub const LINGER: usize = 14;
-    /// `TCP_CONGESTION`: which of the names that the stack has.
+    /// `TCP_CONGESTION`: index of the name.
     pub const CONGESTION: usize = 15;
 
-    /// A value as it is kept: 0 is none, and -1 can be kept.
+    /// Encodes a value: 0 means none, and -1 is possible.
     pub const fn encode(value: u32) -> u32 {
         value.wrapping_add(2)
     }
 
-    /// The value that is kept; `None` for the default.
+    /// Decodes a value; `None` for the default.
     pub const fn decode(kept: u32) -> Option<u32> {
         if kept == 0 { None } else { Some(kept.wrapping_sub(2)) }
     }
@@ -79,13 +79,13 @@ impl Kept {
         }
     }
 
-    /// The value of an option; `None` when it was not set. Names are not 0.
+    /// The value of an option; `None` if it was not set. Names are not 0.
     pub fn get(&self, name: u32) -> Option<u32> {
         let words = self.0.iter().map(|word| word.load(Ordering::Relaxed));
         words.into_iter().find(|word| (word >> 32) as u32 == name).map(|word| word as u32)
     }
 
-    /// Remembers an option, if there is room for it.
+    /// Stores an option, if there is room for it.
     pub fn set(&self, name: u32, value: u32) {
         let new = u64::from(name) << 32 | u64::from(value);
         for word in &self.0 {
@@ -97,7 +97,7 @@ impl Kept {
         }
     }
 
-    /// Remembers what another one does.
+    /// Copies the options of another one.
     pub fn inherit(&self, other: &Self) {
         for (to, from) in self.0.iter().zip(&other.0) {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The headers of a packet to be segmented: where IP and transport headers begin, of a tunnel's packet both of each.
+//! Offsets of the IP and transport headers of a packet to be segmented, outer and inner ones for a tunnel.
 
 use super::{GsoError, MAX_HEADERS};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     ipv4, ipv6, udp,
 };
 
-/// The most VLAN tags in front of an IP header.
+/// The maximum number of VLAN tags before an IP header.
 const MAX_TAGS: usize = 2;
 
 /// Length of a VXLAN header (RFC 7348, 5), and of Geneve's (RFC 8926, 3.4) without its options.
@@ -18,7 +18,7 @@ const GENEVE_OPTIONS: u8 = 0x3f;
 /// Bits of the first two bytes of a GRE header (RFC 2784, RFC 2890).
 const GRE_HAS_CHECKSUM: u16 = 0x8000;
 const GRE_HAS_KEY: u16 = 0x2000;
-/// Length of a GRE header without fields that are optional.
+/// Length of a GRE header without optional fields.
 const GRE_LEN: usize = 4;
 /// Offset of the checksum in a GRE header that has one.
 pub(super) const GRE_CHECKSUM: usize = 4;
@@ -39,13 +39,13 @@ pub enum Ip {
 pub(super) struct IpHeader {
     pub(super) version: Ip,
     pub(super) at: usize,
-    /// Where its payload begins, behind options and extension headers.
+    /// Offset of its payload, after options and extension headers.
     pub(super) end: usize,
-    /// What its payload is. Of a fragment it is [`IpProtocol::FRAGMENT`].
+    /// The payload's protocol; [`IpProtocol::FRAGMENT`] for a fragment.
     pub(super) protocol: IpProtocol,
     /// IPv4's identification.
     pub(super) ident: u16,
-    /// A routing header that has not done its work: the destination is another than the one in the header.
+    /// A routing header with segments left: the final destination differs from the header's.
     pub(super) is_routed: bool,
 }
 
@@ -54,24 +54,24 @@ pub(super) struct IpHeader {
 pub(super) enum Carrier {
     /// Nothing: IP in IP (RFC 2003, RFC 2473, RFC 4213).
     Ip,
-    /// GRE, with an Ethernet header behind it or without.
+    /// GRE that carries an Ethernet frame or an IP packet.
     Gre { has_checksum: bool },
-    /// UDP: VXLAN, Geneve, or IP as it is.
+    /// UDP with VXLAN, Geneve, or plain IP.
     Udp { has_checksum: bool },
 }
 
 /// The IP headers of a packet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Headers {
-    /// The IP header in front of the transport header.
+    /// The IP header before the transport header.
     pub(super) ip: IpHeader,
-    /// The outer IP header of a tunnel, and the headers behind it.
+    /// The outer IP header of a tunnel, and the headers after it.
     pub(super) tunnel: Option<(IpHeader, Carrier)>,
 }
 
 impl Headers {
     /// Finds the headers of a frame. `asked` is `csum_start` and `csum_offset`, if the header has them. A transport header that
-    /// is not behind the first IP header is the sign of a tunnel.
+    /// does not follow the first IP header means a tunnel.
     pub(super) fn find(front: &[u8], asked: Option<(u16, u16)>) -> Result<Self, GsoError> {
         let ip = IpHeader::in_frame(front, 0)?;
         let Some((csum_start, csum_offset)) = asked.filter(|(start, _)| usize::from(*start) != ip.end) else {
@@ -91,7 +91,7 @@ impl Headers {
 }
 
 impl IpHeader {
-    /// The header of the packet in the Ethernet frame at `at`, behind any VLAN tags.
+    /// The IP header in the Ethernet frame at `at`, after any VLAN tags.
     pub(super) fn in_frame(front: &[u8], at: usize) -> Result<Self, GsoError> {
         let mut end = at + ethernet::HEADER_LEN;
         for _ in 0..=MAX_TAGS {
@@ -105,7 +105,7 @@ impl IpHeader {
         Err(GsoError::EtherType { found: EtherType::VLAN })
     }
 
-    /// The header at `at`, of the version that it says.
+    /// The IP header at `at`, by its version field.
     fn of_either(front: &[u8], at: usize) -> Result<Self, GsoError> {
         match front.get(at).map(|first| first >> 4) {
             Some(6) => Self::v6(front, at),
@@ -136,7 +136,7 @@ impl IpHeader {
         }
         let mut protocol = IpProtocol(header[ipv6::field::NEXT_HEADER]);
         let (mut end, mut is_routed) = (at + ipv6::HEADER_LEN, false);
-        // Each is 8 bytes at least, and the first MAX_HEADERS bytes are all there can be.
+        // Each header has 8 bytes or more, within the first MAX_HEADERS bytes.
         while end < MAX_HEADERS
             && matches!(
                 protocol,
@@ -152,7 +152,7 @@ impl IpHeader {
     }
 }
 
-/// The header of the packet that `outer` carries, if its transport header begins at `transport`.
+/// The inner IP header of `outer`, if its transport header begins at `transport`.
 fn inside(front: &[u8], outer: &IpHeader, transport: usize) -> Option<(Carrier, IpHeader)> {
     let (carrier, ip) = match outer.protocol {
         IpProtocol::IPV4 => (Carrier::Ip, IpHeader::v4(front, outer.end).ok()?),
@@ -168,8 +168,8 @@ fn inside(front: &[u8], outer: &IpHeader, transport: usize) -> Option<(Carrier, 
     (ip.end == transport).then_some((carrier, ip))
 }
 
-/// The IP header that the GRE header at `at` carries. GRE with sequence numbers is refused: Linux does not leave the
-/// segmentation of such packets to others.
+/// The IP header after the GRE header at `at`. GRE with sequence numbers is refused: Linux does not offload the
+/// segmentation of such packets.
 fn in_gre(front: &[u8], at: usize) -> Result<(Carrier, IpHeader), GsoError> {
     let header: &[u8; GRE_LEN] = self::at(front, at)?;
     let flags = u16::from_be_bytes([header[0], header[1]]);
@@ -186,8 +186,8 @@ fn in_gre(front: &[u8], at: usize) -> Result<(Carrier, IpHeader), GsoError> {
     Ok((Carrier::Gre { has_checksum }, ip))
 }
 
-/// What the payload at `at` of a tunnel's UDP header may carry. Only its port says which protocol it is, and the administrator
-/// chooses that; so the layout that has the transport header at `csum_start` is taken.
+/// Candidates for the tunnel header at `at`, the payload of a UDP header. Only the port determines the protocol, and administrators
+/// choose ports; so the caller selects the candidate with the transport header at `csum_start`.
 fn in_udp(front: &[u8], at: usize) -> impl Iterator<Item = IpHeader> {
     let options = usize::from(front.get(at).map_or(0, |first| first & GENEVE_OPTIONS)) * 4;
     let (vxlan, geneve) = (at + VXLAN_LEN, at + VXLAN_LEN + options);

@@ -12,7 +12,7 @@ use crate::{
     ip::IpProtocol,
 };
 
-/// Type: a router asks which groups have listeners.
+/// Type: multicast listener query.
 pub const QUERY: u8 = 130;
 /// Type: a report of version 1.
 pub const REPORT_V1: u8 = 131;
@@ -21,7 +21,7 @@ pub const DONE: u8 = 132;
 /// Type: a report of version 2.
 pub const REPORT_V2: u8 = 143;
 
-/// The group that all routers with version 2 listen to: reports go there.
+/// The group of all MLDv2 routers, the destination of reports.
 pub const REPORTS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 
 /// The hop-by-hop header in front of each message: a router alert (RFC 2711), padded.
@@ -33,19 +33,19 @@ const V2_QUERY_LEN: usize = 28;
 /// Length of a record without sources, and of the header of a report.
 const RECORD_LEN: usize = 20;
 const REPORT_LEN: usize = 8;
-/// Where version 1 and queries have the group.
+/// Offset of the group in version 1 messages and in queries.
 const GROUP: usize = 8;
 
-/// Which groups have listeners?
+/// A multicast listener query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListenerQuery {
-    /// The group; `None` asks about all groups.
+    /// The group; `None` for a general query.
     pub group: Option<Ipv6Addr>,
-    /// Time to answer in.
+    /// Maximum response delay.
     pub within: Duration,
-    /// The router speaks version 1.
+    /// The router uses version 1.
     pub is_v1: bool,
-    /// The robustness variable: reports of a change. 0 when the router does not give it.
+    /// The robustness variable: the number of reports of a change; 0 if the query has none.
     pub robustness: u8,
 }
 
@@ -79,8 +79,8 @@ pub(super) fn reported(message: &[u8]) -> Result<Ipv6Addr, WireError> {
     Ok(Ipv6Addr::from(bytes::<16, _>(head, GROUP)))
 }
 
-/// Writes a report of version 2 with its checksum between `src` and [`REPORTS`]. As many records as fit into `to` are
-/// written: the length in bytes, and the number of records.
+/// Writes a version 2 report with its checksum between `src` and [`REPORTS`], with as many records as fit into `to`.
+/// Returns the length in bytes, and the number of records.
 pub fn write_report(to: &mut [u8], records: &[(Record, Ipv6Addr)], src: Ipv6Addr) -> (usize, usize) {
     let Some((head, body)) = to.split_first_chunk_mut::<REPORT_LEN>() else { return (0, 0) };
     let (rooms, _) = body.as_chunks_mut::<RECORD_LEN>();
@@ -98,7 +98,7 @@ pub fn write_report(to: &mut [u8], records: &[(Record, Ipv6Addr)], src: Ipv6Addr
     (len, count.into())
 }
 
-/// Writes a message of version 1, [`REPORT_V1`] or [`DONE`], with its checksum between `src` and `dst`: its length.
+/// Writes a version 1 message, [`REPORT_V1`] or [`DONE`], with its checksum between `src` and `dst`. Returns its length.
 pub fn write_v1(to: &mut [u8], kind: u8, group: Ipv6Addr, src: Ipv6Addr, dst: Ipv6Addr) -> usize {
     let Some(head) = to.first_chunk_mut::<V1_LEN>() else { return 0 };
     *head = [0; V1_LEN];
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_of_both_versions_are_read() {
+    fn both_query_versions_are_parsed() {
         let first = read(&query(10_000, "::", &[]));
         let within = Duration::from_secs(10);
         assert_eq!(first, ListenerQuery { group: None, within, is_v1: true, robustness: 0 });
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_version_1_name_their_group() {
+    fn version_1_reports_name_their_group() {
         let (src, group) = (address("fe80::1"), address("ff05::9"));
         let mut bytes = [0; 24];
         assert_eq!(write_v1(&mut bytes, REPORT_V1, group, src, group), 24);

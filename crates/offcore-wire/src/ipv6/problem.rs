@@ -1,4 +1,4 @@
-//! Headers and options that a host does not know, for a Parameter Problem (RFC 4443, 3.4; RFC 8200, 4).
+//! Unknown headers and options, for a Parameter Problem (RFC 4443, 3.4; RFC 8200, 4).
 
 use super::{HEADER_LEN, Ipv6Packet, MAX_EXTENSIONS, field};
 use crate::ip::IpProtocol;
@@ -8,24 +8,24 @@ const ERRONEOUS_FIELD: u8 = 0;
 const UNKNOWN_NEXT_HEADER: u8 = 1;
 const UNKNOWN_OPTION: u8 = 2;
 
-/// A header or an option that is not known.
+/// An unknown header or option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Problem {
     /// Code of the message.
     pub code: u8,
     /// Offset in the packet, in bytes.
     pub pointer: u32,
-    /// The sender is told even if the packet was to a multicast group.
+    /// The error is sent even for a packet to a multicast group.
     pub of_groups: bool,
 }
 
 impl Ipv6Packet<'_> {
-    /// The first header or option that a host with TCP, UDP and ICMPv6 does not know. `None` when it knows all of them, when the
-    /// sender wants no answer, and when the headers are not complete.
+    /// The first header or option unknown to a host with TCP, UDP and ICMPv6. `None` if all are known, if the
+    /// option type forbids an error, and if the headers are incomplete.
     #[cold]
     pub fn problem(&self) -> Option<Problem> {
         let mut protocol = self.next_header();
-        // Offsets in the payload, and of the field that named the header there.
+        // Offsets of the header in the payload, and of the Next Header field that identifies it.
         let (mut at, mut named) = (0, field::NEXT_HEADER);
         for number in 0..=MAX_EXTENSIONS + 1 {
             let header = self.payload.get(at..)?;
@@ -36,7 +36,7 @@ impl Ipv6Packet<'_> {
                 IpProtocol::HOP_BY_HOP if number == 0 => {}
                 IpProtocol::DESTINATION_OPTIONS | IpProtocol::ROUTING => {}
                 IpProtocol::FRAGMENT => {
-                    // A part of a packet: the whole is looked at.
+                    // A fragment: the reassembled packet is checked.
                     if (u16::from_be_bytes([*header.get(2)?, *header.get(3)?]) & !6) != 0 {
                         return None;
                     }
@@ -53,7 +53,7 @@ impl Ipv6Packet<'_> {
                 IpProtocol::HOP_BY_HOP | IpProtocol::DESTINATION_OPTIONS => {
                     match unknown_option(header.get(2..)?) {
                         None => {}
-                        // The sender wants it to be dropped without a word (RFC 8200, 4.2).
+                        // The option type asks for a silent drop (RFC 8200, 4.2).
                         Some((_, 0x40..=0x7f)) => return None,
                         Some((option, kind)) => {
                             let found = problem(UNKNOWN_OPTION, HEADER_LEN + at + 2 + option);
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use crate::ipv6::Ipv6Header;
 
-    /// A packet whose payload begins with a header of this number.
+    /// A packet whose payload begins with header number `next`.
     fn problem_of(first: u8, payload: &[u8]) -> Option<(u8, u32, bool)> {
         let header = Ipv6Header {
             src: "fe80::1".parse().unwrap(),
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn next_headers_are_pointed_at() {
+    fn unknown_next_headers_are_found() {
         assert_eq!(problem_of(89, &[0; 8]), Some((1, 6, false)));
         assert_eq!(problem_of(60, &[89, 0, 1, 4, 0, 0, 0, 0, 1]), Some((1, 40, false)));
         // Hop-by-hop options may only be the first header.
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn options_say_whether_their_sender_is_told() {
+    fn option_types_select_the_error() {
         let option = |kind| problem_of(60, &[6, 0, 0, kind, 1, 0, 0, 0, 0]);
         assert_eq!(option(0x05), None);
         assert_eq!(option(0x45), None);
@@ -136,19 +136,19 @@ mod tests {
     }
 
     #[test]
-    fn routing_header_is_pointed_at() {
+    fn routing_header_is_found() {
         assert_eq!(problem_of(43, &[6, 0, 0, 1, 0, 0, 0, 0]), Some((0, 42, false)));
         assert_eq!(problem_of(43, &[6, 0, 0, 0, 0, 0, 0, 0]), None);
     }
 
     #[test]
-    fn part_of_a_packet_is_no_problem() {
+    fn fragment_causes_no_problem() {
         assert_eq!(problem_of(44, &[89, 0, 0, 1, 0, 0, 0, 0, 1, 2]), None);
         assert_eq!(problem_of(44, &[89, 0, 0, 0, 0, 0, 0, 0, 1, 2]), Some((1, 40, false)));
     }
 
     #[test]
-    fn truncated_anywhere_it_is_no_problem() {
+    fn truncated_headers_cause_no_problem() {
         let chain = [60, 0, 1, 4, 0, 0, 0, 0, 43, 0, 1, 4, 0, 0, 0, 0, 6, 0, 0, 1, 0, 0, 0, 0];
         assert_eq!(problem_of(0, &chain), Some((0, 58, false)));
         for len in 0..chain.len() {

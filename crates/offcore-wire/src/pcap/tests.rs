@@ -183,7 +183,7 @@ fn a_record_beyond_the_limit_is_damage() {
 }
 
 #[test]
-fn records_may_exceed_the_snapshot_length() {
+fn records_may_exceed_snapshot_length() {
     let (format, mut buffer) = (Format::LITTLE_NANOS, [0; 2000]);
     for snaplen in [0, 1, 70, 96, 1500] {
         let records = [2000, 71, 1501].map(|len| format.record(0, 0, len, len, &vec![7; len as usize]));
@@ -196,7 +196,7 @@ fn records_may_exceed_the_snapshot_length() {
     }
 }
 
-/// Files of Linux distributions of the 1990s, and of devices that still have that libpcap.
+/// Files of Linux distributions of the 1990s, and of devices that still use that libpcap.
 #[test]
 fn modified_record_headers_are_read() {
     for big in [false, true] {

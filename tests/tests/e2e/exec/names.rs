@@ -1,4 +1,4 @@
-//! glibc resolves names by the stack.
+//! glibc's resolver uses the stack.
 
 use peers::{Need, offcore, one_core, require};
 
@@ -55,7 +55,7 @@ print('resolved')
 ";
 
 #[test]
-fn names_are_resolved_by_the_stack() {
+fn stack_resolves_names() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Python, Need::Curl]].concat()) else { return };
     let _core = one_core();
     let stage = Stage::new();

@@ -1,4 +1,4 @@
-//! A program never changes its network by itself: its sockets use the stack, or fail.
+//! Sockets use the stack or fail. They never switch to the kernel's network by themselves.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -8,8 +8,8 @@ use peers::{Need, Netns, offcore, one_core, require};
 
 use super::{KERNEL, NEEDS, STACK, Stage, until};
 
-/// Connects to a neighbour, without waiting, and listens at an address of the stack's and at all addresses: says what the calls
-/// return. The kernel has a way to the neighbour, too.
+/// Connects to a neighbour without waiting, and listens at an address of the stack and at the wildcard address. Prints the results.
+/// The kernel has a route to the neighbour, too.
 const ASKS: &str = "
 import os, socket, sys
 def tcp(): s = socket.socket(); s.setblocking(False); return s
@@ -130,7 +130,7 @@ fn sockets_fail_without_the_stack() {
     assert!(kernels.iter().any(|kernels| kernels == answers), "{answers}");
 }
 
-/// Also where binding says nothing: every address can be bound to with `ip_nonlocal_bind`, and where `lo` is down.
+/// Also if `bind` cannot tell: with `ip_nonlocal_bind` it accepts every address, and likewise if `lo` is down.
 #[test]
 fn own_addresses_are_found_by_route() {
     let Some(()) = needs() else { return };
@@ -167,7 +167,7 @@ listen tcp {}:9000: stack
     stage.stop();
 }
 
-/// Executes `env` in each way, with an environment that preloads another library, or nothing.
+/// Executes `env` by each function, with an environment that preloads another library or none.
 const EXECUTES: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>

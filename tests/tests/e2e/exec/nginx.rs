@@ -161,10 +161,10 @@ fn files() {
     stage.stop();
 }
 
-/// Debian's own configuration: the file as it is installed, but for its process number and logs, which are the test's. It
+/// Debian's installed configuration, except for the paths of the PID file and of logs. It
 /// corks answers (`tcp_nopush`), so that each is one segment.
 #[test]
-fn debians_configuration_sends_an_answer_as_one_segment() {
+fn debian_configuration_sends_one_segment() {
     const CONF: &str = "/etc/nginx/nginx.conf";
     // One connection, ten answers; the count of segments with data stands at byte 152 of `struct tcp_info`.
     const CLIENT: &str = r#"

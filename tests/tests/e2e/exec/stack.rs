@@ -54,7 +54,7 @@ fn stack_is_killed() {
     stack.signal(Signal::KILL).unwrap();
     until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
     drop(stack);
-    // The workers have little to do now, though their listeners have ended.
+    // The workers use little processor time, although their listeners have ended.
     let log = || fs::read_to_string(&server.log).unwrap();
     let before = workers.iter().map(|&worker| busy(worker)).sum::<Duration>();
     let start = Instant::now();
@@ -62,7 +62,7 @@ fn stack_is_killed() {
     let spent = workers.iter().map(|&worker| busy(worker)).sum::<Duration>() - before;
     assert!(spent < start.elapsed() / 4, "{spent:?} of {:?}: {}", start.elapsed(), log());
 
-    // The workers, which have changed their user, may not listen again: nginx starts others, which share its own listeners.
+    // The workers have changed their user and may not listen again. nginx starts new ones, which share its listeners.
     stage.start_stack();
     download.kill();
     // It knows nothing of connections of the other one.
@@ -75,7 +75,7 @@ fn stack_is_killed() {
     stage.stop();
 }
 
-/// Servers that wait for connections in all ways, in Python: what each answers is its name.
+/// Python servers that wait for connections in all ways. Each answers with its name.
 const SERVERS: &str = "
 import asyncio, os, select, socket, sys
 name, address, port = sys.argv[1:]
@@ -131,7 +131,7 @@ fn listeners_outlive_their_stack() {
         stack.signal(Signal::KILL).unwrap();
         until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
         drop(stack);
-        // All of them find out before there is another one.
+        // All of them notice the stack's end before a new one starts.
         thread::sleep(Duration::from_millis(300));
         stage.start_stack();
         for ((name, _, port), server) in wanted.iter().zip(&servers) {

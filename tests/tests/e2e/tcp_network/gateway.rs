@@ -1,4 +1,4 @@
-//! A host with an address of 32 bits. Its gateway is on the link and in no network of the host's, as in clouds and in
+//! A host with a /32 address. Its gateway is on the link but not in the host's network, as in clouds and in
 //! Calico's pods.
 
 use peers::{Netns, Offcore, one_core, require};
@@ -12,7 +12,7 @@ const OURS: &str = "10.79.0.2";
 const FAR: &str = "192.0.2.9";
 
 #[test]
-fn lone_address_is_reached_by_its_gateway() {
+fn lone_address_uses_its_gateway() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let (ours, router) = (Netns::new().unwrap(), Netns::new().unwrap());

@@ -15,10 +15,10 @@ use crate::tcp::{NEEDS, echo};
 const OURS: &str = "fd79::2";
 /// The solicited-node group of that address.
 const GROUP: &str = "ff02::1:ff00:2";
-/// How long the bridge may take to know of a port's group.
+/// Timeout for the bridge to learn a port's group.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A bridge that asks for groups every second, and forwards by the answers.
+/// A bridge that queries groups every second, and forwards by the reports.
 fn snooping_bridge(netns: &Netns) {
     let hundredths = |name: &str, value: &str| {
         netns.ip(&["link", "set", "br0", "type", "bridge", name, value]).unwrap();
@@ -39,7 +39,7 @@ fn snooping_bridge(netns: &Netns) {
 }
 
 #[test]
-fn ipv6_host_behind_snooping_bridge_is_found() {
+fn snooping_bridge_forwards_solicitations() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let (switch, kernel) = (Netns::new().unwrap(), Netns::new().unwrap());
@@ -53,7 +53,7 @@ fn ipv6_host_behind_snooping_bridge_is_found() {
     let mut offcore = Offcore::start_in(&switch, &args).unwrap();
     offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
     switch.ip(&["link", "set", "tap0", "master", "br0"]).unwrap();
-    // Its first reports went to no bridge; it answers the querier.
+    // Its first reports were lost before the bridge existed. It answers the querier.
     let began = Instant::now();
     let known = || {
         let table = switch.run("bridge", &["mdb", "show"]).unwrap();

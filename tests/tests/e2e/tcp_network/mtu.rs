@@ -1,4 +1,4 @@
-//! Packets are as long as the port's interface takes, also when that changes.
+//! The host's MTU follows the MTU of the port's interface.
 
 use std::io::Read;
 
@@ -7,7 +7,7 @@ use peers::{Offcore, one_core, require};
 use crate::tcp::{OURS, connect, stop};
 use crate::tcp_veth::{NEEDS, PORT, Veth};
 
-/// Bytes of headers in front of a segment's payload, with timestamps.
+/// Bytes of a segment's headers with timestamps.
 const HEADERS: [u64; 2] = [20 + 32, 40 + 32];
 
 /// Waits for a report in which the connection of this local address has segments of `bytes` bytes.
@@ -20,7 +20,7 @@ fn wait_for_segments(offcore: &mut Offcore, local: &str, bytes: u64) {
 }
 
 #[test]
-fn mtu_of_the_interface_is_followed() {
+fn mtu_follows_the_interface() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let args = ["--app", "source", "--idle", "sleep", "--connections"];
@@ -41,7 +41,7 @@ fn mtu_of_the_interface_is_followed() {
 }
 
 #[test]
-fn mtu_above_the_interface_is_warned_of() {
+fn mtu_above_interface_warns() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     let veth = Veth::new(1400);

@@ -1,4 +1,4 @@
-//! Two hosts in a VLAN. The kernel beside them is outside of it.
+//! Two hosts in a VLAN. The kernel is outside of it.
 
 use peers::{Offcore, one_core, require};
 
@@ -24,14 +24,14 @@ fn host_in_vlan(offloads: bool) {
     offcore.wait_for("a report", |line| line.json.is_some()).unwrap();
     echoes(&veth, "10.80.0.2:7");
     echoes(&veth, "[fd80::2]:7");
-    // The same network without a tag is another one.
+    // The untagged network is a different one.
     veth.kernel.ip(&["addr", "add", "10.80.0.3/24", "dev", PEER]).unwrap();
     assert!(!veth.ping(OURS[0], 56), "a packet without a tag was answered");
     stop(offcore);
 }
 
 #[test]
-fn hosts_in_a_vlan_hear_each_other() {
+fn hosts_in_a_vlan_communicate() {
     let Some(()) = require(&NEEDS) else { return };
     let _core = one_core();
     host_in_vlan(true);

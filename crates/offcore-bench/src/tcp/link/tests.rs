@@ -75,7 +75,7 @@ fn data_stays_in_caches_and_cells_are_told_apart() {
         for temperature in [Temperature::Remote, Temperature::Cold] {
             link.set(Load { temperature, chunk: 64 << 10 });
             assert_eq!((link.moved(), link.near.routine_windows()), (Moved::default(), 0));
-            // The clock samples few rounds: a busy machine may need many windows before it has one with a copy.
+            // The stage clock samples few rounds: on a busy machine many windows may pass before a sample contains a copy.
             let is_sampled = (0..10_000).any(|_| {
                 link.window(&other).unwrap();
                 link.copy_share().is_some_and(|share| share > 0.0 && share < 1.0)

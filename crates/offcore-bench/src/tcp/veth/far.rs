@@ -23,7 +23,7 @@ pub(in crate::tcp) struct Far<'a> {
     pub(in crate::tcp) side: Side,
     pub(in crate::tcp) near_lcore: usize,
     pub(in crate::tcp) lcore: usize,
-    /// How long a connection has to get up to speed before anything counts.
+    /// Warm-up time of a connection.
     pub(in crate::tcp) settle: Duration,
 }
 

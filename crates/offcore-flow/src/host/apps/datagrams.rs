@@ -65,7 +65,7 @@ impl DatagramService {
         served
     }
 
-    /// Sends a datagram back. The stack makes room for it when it is told that room was lacking.
+    /// Sends a datagram back. After a failed write the stack makes room.
     fn answer(&mut self, header: &Header, calls: &mut Calls<'_>) -> bool {
         let Self { datagrams, bytes, socket, .. } = self;
         let payload = &bytes[..header.len.into()];

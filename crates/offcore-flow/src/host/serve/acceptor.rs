@@ -59,7 +59,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Another descriptor of the kernel's listener, for a process that has come by the session.
+    /// Another descriptor of the kernel's listener, for a process that adopts the session.
     pub(super) fn try_clone(&self) -> Result<OwnedFd, Errno> {
         fcntl_dupfd_cloexec(&self.listener, 0)
     }

@@ -69,7 +69,7 @@ impl Serve {
         })
     }
 
-    /// Selects a port for a datagram socket. The stack checks a port that a program asks for.
+    /// Selects a port for a datagram socket. The stack checks requested ports.
     pub(super) fn datagram_port(&self, address: Option<IpAddr>, calls: &Calls<'_>) -> Result<u16, Errno> {
         let has = |what: &What| {
             let conn = if let What::Datagrams(conn) = what { Some(*conn) } else { None };

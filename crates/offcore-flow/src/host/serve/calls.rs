@@ -396,7 +396,7 @@ impl Serve {
         Ok(reply)
     }
 
-    /// A connection has begun with options, which its slot has from now on.
+    /// Stores the initial options of a connection in its slot.
     fn keep_options(&mut self, conn: ConnId, options: &[u32; OPTIONS], kept: ConnOptions) {
         let Some((app, number)) = self.by_conn.get(&conn).copied() else { return };
         if let Some((session, slot)) = self.app(app).and_then(|app| app.both(number)) {
@@ -477,12 +477,12 @@ impl Serve {
     }
 }
 
-/// Which kind of session [`Call::Bind`] and [`Call::Connect`] ask for.
+/// The kind of session that [`Call::Bind`] or [`Call::Connect`] requests.
 fn kind(question: &Question) -> u32 {
     question.value & !(SHARE_PORT | ONLY_V6 | SHARE_ADDRESS)
 }
 
-/// The address that a socket takes; none is all of both families.
+/// The requested address of a socket; `None` is the wildcard of both families.
 pub(super) fn bound_to(local: IpAddr, value: u32) -> Option<IpAddr> {
     let both = local == Ipv6Addr::UNSPECIFIED && value & ONLY_V6 == 0;
     (!both).then_some(local.to_canonical())

@@ -65,7 +65,7 @@ impl Feed {
         self.made.try_recv().ok()
     }
 
-    /// How many applications of a user have memory, including memory that is being made or unmapped.
+    /// The number of a user's applications with memory, including memory that is being created or unmapped.
     pub(super) fn count(&self, user: u32) -> usize {
         self.shares.get(&user).map_or(0, |share| Arc::strong_count(share) - 1)
     }

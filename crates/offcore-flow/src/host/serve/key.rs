@@ -9,7 +9,7 @@ use rustix::io::Errno;
 /// Events that are taken at a time.
 pub(super) const AT_ONCE: usize = 64;
 
-/// Applications that can be told apart.
+/// The maximum number of applications.
 pub(super) const APPLICATIONS: usize = 1 << 12;
 
 /// What a descriptor is.

@@ -6,8 +6,8 @@
 //! count; an application that counts wrongly spoils its own stream. The first byte of the pair has been looked at: it stays
 //! there, so that our end closes over it.
 //!
-//! Of a datagram socket that has a peer, it is sent to the peer, as one datagram: a write, mostly. The pair is a stream, so that
-//! writes that come before the stack looks are one datagram, too.
+//! Bytes on a connected datagram socket are sent to the peer as one datagram, usually one per write. The pair is a stream, so
+//! several writes before the stack's next look become one datagram.
 //!
 //! What is written lies behind what the library has written before. For that the stack takes the application's lock, if nobody
 //! has it: it never waits for one.
@@ -73,7 +73,7 @@ fn to(session: &Session, slot: &Slot) -> To {
     }
 }
 
-/// The peer of a datagram socket. It lies in memory of the application, which may send to any peer.
+/// The peer of a datagram socket. It is read from the application's memory: the application may send to any peer.
 fn peer(slot: &Slot) -> Option<SocketAddr> {
     let identity = &slot.identity;
     let port = (identity.ports.load(Ordering::Relaxed) >> 16) as u16;
@@ -85,14 +85,14 @@ fn peer(slot: &Slot) -> Option<SocketAddr> {
     (port != 0).then_some(SocketAddr::new(ip, port))
 }
 
-/// Writes a datagram as a whole: how much of it, which is all or nothing.
+/// Writes a whole datagram. Returns the number of bytes, all or 0.
 fn write_datagram(turn: &Turn<Arc<Memory>>, peer: SocketAddr, data: &[u8]) -> usize {
     let local = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let len = data.len() as u16;
     let mut record = [0; HEADER_LEN + CHUNK];
     let record = &mut record[..record_len(len)];
     record[..HEADER_LEN].copy_from_slice(&Header { len, peer, local, more: More::default() }.to_bytes()); // copy-ok: a header
-    // copy-ok: what came by the pair
+    // copy-ok: bytes from the pair
     record[HEADER_LEN..][..data.len()].copy_from_slice(data);
     let Some(claim) = turn.claim(record.len(), record.len()) else { return 0 };
     turn.cut(claim, 0);

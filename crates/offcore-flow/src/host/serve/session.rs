@@ -51,7 +51,7 @@ pub(super) struct Listener {
     pub(super) port: u16,
     /// Whether others may listen there.
     pub(super) shares: bool,
-    /// What the kernel calls its own listener there; 0 for none. Processes that have one in common may all listen by it.
+    /// The cookie of the kernel's listener; 0 for none. Processes that share this listener may all listen.
     pub(super) cookie: u64,
     /// The kernel's listener that belongs to it, and what has come there and is not passed on.
     pub(super) kernel: Option<Kernel>,
@@ -77,11 +77,11 @@ pub(super) struct Session {
     ours: Option<OwnedFd>,
     /// Then this hangs up when the application's last descriptor is closed.
     pipe: Option<OwnedFd>,
-    /// Options that have been applied, with the numbers of keep-alive, `TCP_USER_TIMEOUT` and `TCP_SYNCNT`.
+    /// Applied options, with the numbers of keep-alive, `TCP_USER_TIMEOUT` and `TCP_SYNCNT`.
     options: u32,
     keep: [u32; 3],
     buffers: Buffers,
-    /// Options from the slot that have been applied.
+    /// Applied options of the slot.
     pub(super) kept: ConnOptions,
     timeouts: (u32, u8),
     /// The stream to the peer has been ended.
@@ -492,7 +492,7 @@ impl Session {
     }
 }
 
-/// The sizes of buffers that the application has set.
+/// Buffer sizes set by the application.
 pub(super) fn buffers(slot: &Slot) -> Buffers {
     let [send, receive] =
         [&slot.wishes.send_buffer, &slot.wishes.receive_buffer].map(|word| word.load(Ordering::Relaxed));
@@ -507,18 +507,18 @@ fn misuse(result: Result<(), CallError>) -> Result<(), CallError> {
     }
 }
 
-/// Whether a session's packets are of IPv6.
+/// Whether a session uses IPv6.
 fn is_v6(slot: &Slot) -> bool {
     slot.identity.family.load(Ordering::Relaxed) == 6
 }
 
-/// Options of a connection, as a slot keeps them.
+/// Converts the options in a slot to options of a connection.
 pub(super) fn conn_options(kept: &[u32; OPTIONS], v6: bool) -> ConnOptions {
     let number = |at: usize| option::decode(kept[at]);
     let (class, hops) = if v6 { (option::TCLASS, option::HOPS) } else { (option::TOS, option::TTL) };
     let seconds = |seconds: u32| u64::try_from(seconds.cast_signed()).unwrap_or(0) * 1_000_000;
     let defer = number(option::DEFER_ACCEPT).map_or(0, |seconds| {
-        // As often as an answer to a SYN is sent in that time.
+        // The number of SYN-ACKs within that time.
         (1..=u8::MAX).find(|tries| u64::from(seconds) < 1 << tries).unwrap_or(u8::MAX)
     });
     ConnOptions {

@@ -116,7 +116,7 @@ fn tag_moves_the_checksum() {
     fixture.cache.free_all(burst);
 }
 
-/// The kernel shows the inner packet's type and checksum; only the frame shows that there is an outer one.
+/// The kernel reports the type and checksum of the inner packet. Only the frame shows the outer packet.
 #[test]
 fn tunnelled_packet_is_noted() {
     let mut fixture = Fixture::new(1518, 64);
