@@ -1,102 +1,117 @@
-//! What has been received out of order: ranges of the stream behind a hole.
+//! Data that came out of order: ranges of the stream behind a hole.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use arrayvec::ArrayVec;
 
-/// Ranges that are kept, at most: a peer can make no more work than this per segment (CVE-2018-5390).
-pub(crate) const RANGES: usize = 64;
+/// Limits of the ranges: any [`FEW`] are kept, more while they have [`LEAST`] bytes on average, and never more than [`MOST`].
+/// So a peer that sends single bytes gets little memory (CVE-2018-5390).
+const FEW: usize = 64;
+const LEAST: u64 = 256;
+const MOST: usize = 2048;
+/// Ranges whose order of arrival is known. An acknowledgement reports four of them.
+const RECENT: usize = 8;
 
-/// A range, and when it last grew.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Island {
-    start: u64,
-    end: u64,
-    /// Number of the segment that it last grew by.
-    touched: u32,
-}
-
-/// Ranges behind the next byte expected, in order, none touching another.
+/// Ranges behind the next byte expected, none touching another.
 #[derive(Debug, Default)]
 pub(crate) struct Reassembly {
-    islands: ArrayVec<Island, RANGES>,
-    /// Segments so far.
-    segments: u32,
+    /// The end of each range, by its start.
+    ranges: BTreeMap<u64, u64>,
+    /// Bytes in all ranges.
+    bytes: u64,
+    /// A position in each of the ranges that grew last, the newest first.
+    recent: ArrayVec<u64, RECENT>,
 }
 
-/// There are as many ranges as are kept.
+/// The limit of the ranges is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TooMany;
 
 impl Reassembly {
     pub(crate) fn is_empty(&self) -> bool {
-        self.islands.is_empty()
+        self.ranges.is_empty()
     }
 
-    /// The first part of `range` that is not there yet: a received byte is never written again. Empty when all is there.
+    /// The first part of `range` that is missing: a received byte is never written again. Empty when all of it has come.
     pub(crate) fn missing(&self, range: Range<u64>) -> Range<u64> {
-        let mut start = range.start;
-        for island in &self.islands {
-            if island.start > start {
-                return start..range.end.min(island.start).max(start);
-            }
-            start = start.max(island.end);
-        }
-        start..range.end.max(start)
+        let start = self.ranges.range(..=range.start).next_back().map_or(0, |(_, end)| *end).max(range.start);
+        let next = self.ranges.range(start..).next().map_or(range.end, |(next, _)| *next);
+        start..range.end.min(next).max(start)
     }
 
-    /// A segment has come that begins at `position`, which is there already: its range is the newest.
+    /// A segment has come that begins at `position`, which is not missing: its range is the newest.
     pub(crate) fn touch(&mut self, position: u64) {
-        self.segments = self.segments.wrapping_add(1);
-        let at = self.islands.partition_point(|island| island.end <= position);
-        if let Some(island) = self.islands.get_mut(at).filter(|island| island.start <= position) {
-            island.touched = self.segments;
+        if let Some(range) = self.range_at(position) {
+            self.renew(&range);
         }
     }
 
-    /// Adds a range of which nothing is there.
+    /// The range that has a position.
+    fn range_at(&self, position: u64) -> Option<Range<u64>> {
+        let (start, end) = self.ranges.range(..=position).next_back()?;
+        (*end > position).then_some(*start..*end)
+    }
+
+    /// Makes a range the newest.
+    fn renew(&mut self, range: &Range<u64>) {
+        self.recent.retain(|position| !range.contains(position));
+        if self.recent.is_full() {
+            self.recent.pop();
+        }
+        self.recent.insert(0, range.start);
+    }
+
+    /// Adds a missing range.
     ///
     /// # Errors
-    /// [`TooMany`] when it would be one range too many; nothing has changed.
+    /// [`TooMany`] when the limit of the ranges is reached; nothing has changed.
     pub(crate) fn insert(&mut self, range: Range<u64>) -> Result<(), TooMany> {
-        self.segments = self.segments.wrapping_add(1);
-        let mut new = Island { start: range.start, end: range.end, touched: self.segments };
-        let at = self.islands.partition_point(|island| island.end < new.start);
-        let behind = self.islands[at..].iter().take_while(|island| island.start <= new.end).count();
-        if behind == 0 {
-            return self.islands.try_insert(at, new).map_err(|_| TooMany);
+        let bytes = self.bytes + (range.end - range.start);
+        let before = self.ranges.range(..range.start).next_back().filter(|(_, end)| **end == range.start);
+        let start = before.map_or(range.start, |(start, _)| *start);
+        let after = self.ranges.get(&range.end).copied();
+        let count = self.ranges.len();
+        let is_dense = count < FEW || count < MOST && count as u64 * LEAST < bytes;
+        if start == range.start && after.is_none() && !is_dense {
+            return Err(TooMany);
         }
-        new.start = new.start.min(self.islands[at].start);
-        new.end = new.end.max(self.islands[at + behind - 1].end);
-        self.islands[at] = new;
-        self.islands.drain(at + 1..at + behind);
+        if after.is_some() {
+            self.ranges.remove(&range.end);
+        }
+        let whole = start..after.unwrap_or(range.end);
+        self.ranges.insert(whole.start, whole.end);
+        self.bytes = bytes;
+        self.renew(&whole);
         Ok(())
     }
 
-    /// Everything up to `edge` is there: the edge moves over ranges that it touches. Returns where it is then.
+    /// Everything up to `edge` has come: the edge moves over ranges that it touches. Returns its new position.
     pub(crate) fn advance(&mut self, edge: u64) -> u64 {
-        let reached = self.islands.iter().take_while(|island| island.start <= edge);
-        let (count, edge) =
-            reached.fold((0, edge), |(count, edge), island| (count + 1, edge.max(island.end)));
-        self.islands.drain(..count);
+        let mut edge = edge;
+        while let Some(first) = self.ranges.first_entry().filter(|first| *first.key() <= edge) {
+            let (start, end) = first.remove_entry();
+            self.bytes -= end - start;
+            edge = edge.max(end);
+        }
+        self.recent.retain(|position| *position >= edge);
         edge
     }
 
-    /// The ranges that SACK blocks report: the one that grew last is first, then the others in the order in which they
-    /// grew (RFC 2018, 4).
+    /// The ranges that SACK blocks report: the newest first (RFC 2018, 4), and the lowest after those whose order is known.
     pub(crate) fn newest(&self, at_most: usize) -> ArrayVec<Range<u64>, 4> {
-        let age = |island: &Island| self.segments.wrapping_sub(island.touched);
-        let mut found: ArrayVec<Island, 4> = ArrayVec::new();
-        for island in &self.islands {
-            let at = found.partition_point(|other| age(other) < age(island));
-            if at < at_most.min(4) {
-                if found.len() == at_most.min(4) {
-                    found.pop();
-                }
-                found.insert(at, *island);
+        let recent = self.recent.iter().filter_map(|position| self.range_at(*position));
+        let lowest = self.ranges.iter().map(|(start, end)| *start..*end);
+        let mut found = ArrayVec::<Range<u64>, 4>::new();
+        for range in recent.chain(lowest) {
+            if found.len() >= at_most.min(4) {
+                break;
+            }
+            if !found.contains(&range) {
+                found.push(range);
             }
         }
-        found.iter().map(|island| island.start..island.end).collect()
+        found
     }
 }
 
@@ -126,14 +141,33 @@ mod tests {
     }
 
     #[test]
-    fn one_range_too_many_changes_nothing() {
+    fn short_ranges_are_few() {
         let mut reassembly = Reassembly::default();
-        for number in 0..RANGES as u64 {
+        for number in 0..FEW as u64 {
             reassembly.insert(number * 10 + 1..number * 10 + 5).unwrap();
         }
         assert_eq!(reassembly.insert(9_999..10_000), Err(TooMany));
         reassembly.insert(5..7).unwrap();
         assert_eq!(reassembly.advance(1), 7);
+    }
+
+    #[test]
+    fn segments_behind_many_holes_are_kept() {
+        let mut reassembly = Reassembly::default();
+        let segment = |number: u64| number * 1000 + 500..number * 1000 + 1000;
+        for number in 0..MOST as u64 {
+            reassembly.insert(segment(number)).unwrap();
+        }
+        assert_eq!(reassembly.insert(segment(MOST as u64)), Err(TooMany));
+        let last = MOST as u64 - 1;
+        assert_eq!(reassembly.newest(2).as_slice(), [segment(last), segment(last - 1)]);
+        // Each hole that is filled advances over one range.
+        for number in 0..MOST as u64 {
+            assert_eq!(reassembly.advance(number * 1000 + 500), number * 1000 + 1000);
+            let left = MOST - 1 - number as usize;
+            assert_eq!(reassembly.newest(4).len(), left.min(4), "the lowest are reported without newer ones");
+        }
+        assert!(reassembly.is_empty() && reassembly.bytes == 0);
     }
 
     proptest! {
