@@ -370,12 +370,13 @@ fn send(tx: &mut dyn TxQueue, waiting: &mut SendQueue, vlan: Option<u16>, ctx: &
     while !waiting.is_empty() {
         let count = waiting.len().min(BURST);
         let mut burst: Burst = waiting.drain(..count).collect();
-        if !Packet::all_plain(&burst) {
-            fall_back(tx, ctx, &mut burst);
-        }
+        // Before the fallback, which may give full bursts to the port.
         if let Some(vlan) = vlan {
             let dropped = tagging::tag(vlan, &mut burst, ctx.cache);
             tx.counters().drop(DropReason::NoBuffer, dropped);
+        }
+        if !Packet::all_plain(&burst) {
+            fall_back(tx, ctx, &mut burst);
         }
         tx.tx(ctx, &mut burst);
         if !burst.is_empty() {

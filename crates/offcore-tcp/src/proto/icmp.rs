@@ -97,6 +97,10 @@ impl Stack {
                 Ok(Verdict::Consumed)
             }
             Icmpv6::ListenerReport { group } => {
+                // RFC 2710, 3.
+                if ip.hops != 1 {
+                    return Err(DropReason::Malformed);
+                }
                 self.net.group_reported(now, iface, group.into());
                 Ok(Verdict::Consumed)
             }

@@ -282,10 +282,14 @@ impl Sockets {
     }
 
     /// Whether another socket has a conflicting address and the same port. As on Linux, all addresses conflict with each single
-    /// one.
+    /// one. A connected socket uses its source address only, but another user's bind must not count on that: the socket may
+    /// disconnect.
     pub(super) fn is_taken(&self, address: Option<IpAddr>, port: u16, reuse: &Reuse) -> bool {
         let mut others = self.by_port.get(&port).into_iter().flatten().filter_map(|index| self.at(*index));
-        others.any(|other| overlap(address, other.local()) && !reuse.allows(&other.reuse))
+        others.any(|other| {
+            let theirs = if reuse.user == other.reuse.user { other.local() } else { other.address };
+            overlap(address, theirs) && !reuse.allows(&other.reuse)
+        })
     }
 
     /// Adds a socket to the lookup tables.

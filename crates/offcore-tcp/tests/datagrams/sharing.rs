@@ -113,6 +113,18 @@ fn conflicts_match_linux() {
 }
 
 #[test]
+fn connected_sockets_keep_other_users_out() {
+    let mut world = World::new(false);
+    let end = &mut world.ends[1];
+    let connected = Socket::open(end, None, SHARED, NONE).unwrap();
+    let peer = SocketAddr::new(addresses(1)[0], 9);
+    end.path.call().0.connect_datagrams(connected.id, Some(peer)).unwrap();
+    // Only the user of the socket may rely on its connection, which can change.
+    assert_eq!(Socket::open(end, Some("::"), SHARED, STRANGER).err(), Some(CallError::InUse));
+    assert!(Socket::open(end, Some("::"), SHARED, NONE).is_ok());
+}
+
+#[test]
 fn closest_match_receives() {
     let mut world = World::new(false);
     let to = addresses(2)[0];

@@ -82,6 +82,11 @@ impl Undo {
         let open = self.open.swap_remove(at);
         let rest = [open.start..range.0, range.1..open.end];
         self.open.extend(rest.into_iter().filter(|rest| !rest.is_empty()));
+        if self.open.len() > RANGES {
+            // The peer reports retransmitted data in parts of segments.
+            *self = Self::default();
+            return false;
+        }
         self.open.is_empty()
     }
 
@@ -147,5 +152,23 @@ impl Reordering {
     /// The time that reordered segments are given: so many quarters of `least`, but not more than `srtt`.
     pub(super) fn window(&self, least: u64, srtt: u64) -> u64 {
         (u64::from(self.quarters) * least / 4).min(srtt)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::recovery::Algorithm;
+
+    #[test]
+    fn duplicate_ranges_are_bounded() {
+        let mut undo = Undo::default();
+        undo.begin(Congestion::new(1000, Algorithm::Cubic), 0);
+        undo.on_repeat(1, 0..1_000_000);
+        for byte in 0..1000 {
+            assert!(!undo.on_duplicate((2 * byte, 2 * byte + 1), 0));
+            assert!(undo.open.len() <= RANGES);
+        }
+        assert!(undo.take().is_none());
     }
 }
