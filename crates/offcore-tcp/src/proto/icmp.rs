@@ -224,10 +224,13 @@ impl Stack {
     /// shorter ones are tried, as short as every link of IPv6 takes, and nearly every one of IPv4.
     #[cold]
     pub(super) fn avoid_black_hole(&mut self, now: u64, id: ConnId) {
-        let Some(conn) = self.conns.get(id) else { return };
+        let Some(conn) = self.conns.get_mut(id) else { return };
         let (sender, remote) = (&conn.tcb.sender, conn.tcb.key.remote().ip());
         let headers = LEAST_V6 - payload_of(LEAST_V6, remote, conn.tcb.agreed.timestamps.is_some());
-        self.set_path_mtu(now, id, plateau(sender.mss() + headers).max(LEAST_V6));
+        let shorter = plateau(sender.mss() + headers).max(LEAST_V6);
+        if conn.tcb.report_path(now, shorter) {
+            self.touch(id);
+        }
     }
 
     /// Limits the segments of all connections on interface `iface` to packets of `mtu` bytes.
@@ -246,21 +249,14 @@ impl Stack {
         }
     }
 
-    /// Somebody says that the path takes packets of `mtu` bytes at most. Where longer ones have got through, he may be a
-    /// stranger who guesses: he is believed when some get lost (RFC 5927, 7.2).
+    /// A router reports the MTU of a connection's path. When it is believed, all sockets with this destination learn it.
     fn set_path_mtu(&mut self, now: u64, id: ConnId, mtu: u16) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        let tcb = &mut conn.tcb;
-        let mss = payload_of(mtu, tcb.key.remote().ip(), tcb.agreed.timestamps.is_some());
-        if mss >= tcb.sender.mss() {
-            return;
+        if conn.tcb.report_path(now, mtu) {
+            let to = conn.tcb.key.remote().ip();
+            self.net.learn_path(now, to, mtu);
+            self.touch(id);
         }
-        if mss < tcb.sender.proven() && tcb.sender.timeouts() == 0 {
-            tcb.path.get_or_insert_default().claimed = Some(mss);
-            return;
-        }
-        tcb.cut_segments(now, mss);
-        self.touch(id);
     }
 
     /// Data was lost: what was said of the path is believed.

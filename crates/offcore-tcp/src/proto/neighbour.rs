@@ -89,6 +89,11 @@ impl Neighbours {
         self.generation
     }
 
+    /// Has connections look their neighbours up again before they send.
+    pub(crate) fn renew(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
+    }
+
     /// The station address of a neighbour; when it is not known, or has to be confirmed, `ask` is called.
     pub(crate) fn resolve(&mut self, now: u64, who: Who, ask: impl FnOnce(Ask)) -> Option<MacAddr> {
         if let Some(entry) = self.entries.get_mut(&who) {

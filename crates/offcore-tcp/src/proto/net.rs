@@ -11,6 +11,7 @@ use super::iface::{Iface, IfaceConfig, Standing, Way, is_link_local, may_have_wa
 use super::ip::{Envelope, IpHeaders};
 use super::neighbour::{Ask, Neighbours, Said, Who};
 use super::packet::{Control, DropReason, Event, HEAD, Out, Verdict};
+use super::path_mtu::PathMtus;
 use super::steering::Share;
 use super::tcb::{Link, Tcb};
 
@@ -23,6 +24,7 @@ const LINK_AGE: u64 = 1_000_000;
 pub(crate) struct Net {
     pub ifaces: Vec<Iface>,
     pub neighbours: Neighbours,
+    pub paths: PathMtus,
     share: Share,
     seed: u64,
     /// Time of the last defence of an address.
@@ -37,6 +39,7 @@ impl Net {
         Self {
             ifaces: Vec::new(),
             neighbours: Neighbours::new(neighbours),
+            paths: PathMtus::default(),
             share,
             seed,
             defended: None,
@@ -169,7 +172,22 @@ impl Net {
         }
         let mac = self.station(now, (tcb.way.iface, tcb.way.next_hop), out)?;
         tcb.link = Some(Link { mac, generation: self.neighbours.generation(), until: now + LINK_AGE });
+        self.fit(now, tcb);
         Some(mac)
+    }
+
+    /// Fits a connection's segments to the path MTU that other sockets have learned.
+    pub(super) fn fit(&self, now: u64, tcb: &mut Tcb) {
+        if let Some(mtu) = self.paths.get(now, tcb.key.remote().ip()) {
+            tcb.report_path(now, mtu);
+        }
+    }
+
+    /// Stores a path MTU that a router has reported. Connections look it up before they send again.
+    pub(super) fn learn_path(&mut self, now: u64, to: IpAddr, mtu: u16) {
+        if self.paths.set(now, to, mtu) {
+            self.neighbours.renew();
+        }
     }
 
     fn ask(&self, ask: Ask, out: &mut Out) {

@@ -103,7 +103,7 @@ impl Stack {
     /// fragments.
     pub(super) fn datagram_too_long(&mut self, now: u64, quoted: Option<Quoted>, mtu: u16, out: &mut Out) {
         let Some((id, peer)) = self.sender_of(quoted) else { return };
-        self.paths.set(now, peer.ip(), mtu);
+        self.net.learn_path(now, peer.ip(), mtu);
         self.tell_mtu(now, id);
         let hears = |socket: &Socket| socket.peer.is_some() && socket.path_mtu != PathMtu::Ignore;
         if self.udp.get(id).is_some_and(hears) {

@@ -65,6 +65,7 @@ impl Stack {
         let asked = conn.tcb.asking.take();
         let wishes = self.wishes.with(conn.buffers, &self.config);
         let mut tcb = handshake::connection(now, &both, &wishes);
+        self.net.fit(now, &mut tcb);
         tcb.flow_label = self.origins.flow_label(&key);
         tcb.touched = conn.tcb.touched;
         tcb.orphan = conn.tcb.orphan;
@@ -419,6 +420,7 @@ impl Stack {
         out: &mut Out,
     ) -> Result<ConnId, DropReason> {
         let mut tcb = handshake::connection(now, &half.both, &self.wishes_of(half));
+        self.net.fit(now, &mut tcb);
         tcb.flow_label = self.origins.flow_label(&half.both.key);
         // A cookie has no record of retransmissions.
         if half.tries > 0 && half.due > 0 {

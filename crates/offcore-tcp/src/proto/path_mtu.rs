@@ -23,15 +23,17 @@ impl PathMtus {
     }
 
     /// Stores the MTU that a router reports. A larger value does not replace a smaller one before the smaller one expires.
-    pub(super) fn set(&mut self, now: u64, to: IpAddr, mtu: u16) {
+    /// Returns whether the MTU is smaller than before.
+    pub(super) fn set(&mut self, now: u64, to: IpAddr, mtu: u16) -> bool {
         if self.0.len() >= MOST && !self.0.contains_key(&to) {
             self.0.retain(|_, (_, until)| now < *until);
             if self.0.len() >= MOST {
                 self.0.clear();
             }
         }
-        let mtu = self.get(now, to).map_or(mtu, |known| known.min(mtu));
-        self.0.insert(to, (mtu, now + LIFETIME));
+        let known = self.get(now, to).unwrap_or(u16::MAX);
+        self.0.insert(to, (known.min(mtu), now + LIFETIME));
+        mtu < known
     }
 }
 

@@ -23,7 +23,6 @@ use super::isn::Origins;
 use super::listeners::Listeners;
 use super::net::Net;
 use super::packet::{DropReason, Drops, Event, Next, Out, Place, Plan, RxChecksum, RxSeg, Verdict};
-use super::path_mtu::PathMtus;
 use super::ports::Ports;
 use super::receive::AckNeed;
 use super::run::Run;
@@ -57,7 +56,6 @@ pub struct Stack {
     pub(super) listeners: Listeners,
     pub(super) time_wait: TimeWait,
     pub(super) udp: Sockets,
-    pub(super) paths: PathMtus,
     /// The time in microseconds since 1970 when `now` was 0.
     pub(super) unix_time: u64,
     pub(super) wheel: Wheel,
@@ -103,7 +101,6 @@ impl Stack {
             listeners: Listeners::default(),
             time_wait: TimeWait::new(MAX_ENTRIES),
             udp: Sockets::default(),
-            paths: PathMtus::default(),
             unix_time: 0,
             wheel: Wheel::new(0),
             half_wheel: Wheel::new(0),

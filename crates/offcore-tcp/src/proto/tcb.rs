@@ -214,6 +214,21 @@ impl Tcb {
         self.sender.set_mss(mss);
     }
 
+    /// A report says that the path takes packets of `mtu` bytes at most. Where longer ones have got through, it may be forged: it
+    /// is believed when segments are lost (RFC 5927, 7.2). Returns whether it is believed now.
+    pub(crate) fn report_path(&mut self, now: u64, mtu: u16) -> bool {
+        let mss = output::payload_of(mtu, self.key.remote().ip(), self.agreed.timestamps.is_some());
+        if mss >= self.sender.mss() {
+            return false;
+        }
+        let believed = mss >= self.sender.proven() || self.sender.timeouts() > 0;
+        match believed {
+            true => self.cut_segments(now, mss),
+            false => self.path.get_or_insert_default().claimed = Some(mss),
+        }
+        believed
+    }
+
     /// `acked` bytes have got through. What was said of the path meanwhile is not so; what was said long ago is tried again
     /// (RFC 1191, 6.3; RFC 8201, 4).
     pub(crate) fn got_through(&mut self, now: u64, acked: u64) {

@@ -129,7 +129,7 @@ impl Stack {
     fn path_mtu(&self, now: u64, to: IpAddr) -> Option<u16> {
         let way = self.net.way(to)?;
         let link = self.net.ifaces.get(usize::from(way.iface))?.mtu;
-        Some(self.paths.get(now, to).map_or(link, |path| path.min(link)))
+        Some(self.net.paths.get(now, to).map_or(link, |path| path.min(link)))
     }
 
     /// A datagram finds its socket.
@@ -449,7 +449,7 @@ impl Stack {
         }
         let mtu = match more.path_mtu() {
             PathMtu::Probe => iface.mtu,
-            _ => self.paths.get(now, to).map_or(iface.mtu, |path| path.min(iface.mtu)),
+            _ => self.net.paths.get(now, to).map_or(iface.mtu, |path| path.min(iface.mtu)),
         };
         // Neither segments nor packets with Don't Fragment are fragmented.
         let whole = if more.segment == 0 { len } else { len.min(more.segment) };

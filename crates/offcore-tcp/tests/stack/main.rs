@@ -13,6 +13,7 @@ mod frame;
 mod host;
 mod hostile;
 mod options;
+mod paths;
 #[path = "../../../../fuzz/replay.rs"]
 mod replay;
 mod runs;
