@@ -1,6 +1,7 @@
 //! What is to be sent, by interface, and datagrams that wait for their next hop's station.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 
 use offcore_mem::{BURST, HEADROOM, Packet, Pool, PoolCache};
 use offcore_wire::ethernet;
@@ -9,8 +10,10 @@ use super::queue::SendQueue;
 use super::{buffers, fragments};
 use crate::proto::{Control, Out, SealedDatagram, Stack, destination};
 
-/// Datagrams that wait for their next hop's station, at most, and what part of the pool they may hold.
-const WAITING: usize = 64;
+/// Limits of the datagrams that wait for their next hop's station: of all, of one destination, and the part of the pool that
+/// they may hold.
+const WAITING: usize = 128;
+const WAITING_EACH: usize = 16;
 const WAITING_SHARE: usize = 16;
 /// How long they wait, in microseconds: as long as it is asked for. Time between two looks.
 const LONGEST_WAIT: u64 = 3_000_000;
@@ -48,6 +51,7 @@ impl Link {
 struct Waiting {
     iface: u8,
     packet: Packet,
+    to: Option<IpAddr>,
     mtu: u16,
     since: u64,
 }
@@ -179,13 +183,22 @@ impl Links {
             waiting.iter().map(|waiting| buffers(&waiting.packet, pool)).sum::<usize>()
                 + buffers(&packet, pool)
         };
+        let to = destination(packet.bytes());
+        // A destination that does not answer leaves room for others (RFC 4861, 7.2.2).
+        let of_it = self.waiting.iter().enumerate().filter(|(_, waiting)| waiting.to == to).map(|(at, _)| at);
+        if of_it.clone().count() >= WAITING_EACH
+            && let Some(oldest) = of_it.min().and_then(|at| self.waiting.remove(at))
+        {
+            self.stats.starved += 1;
+            cache.free(oldest.packet);
+        }
         while (self.waiting.len() >= WAITING || held(&self.waiting) > most)
             && let Some(oldest) = self.waiting.pop_front()
         {
             self.stats.starved += 1;
             cache.free(oldest.packet);
         }
-        self.waiting.push_back(Waiting { iface, packet, mtu, since: now });
+        self.waiting.push_back(Waiting { iface, packet, to, mtu, since: now });
     }
 
     /// Looks whether stations are known by now: when a neighbour has answered, and now and then.
@@ -203,8 +216,10 @@ impl Links {
         }
         self.looked = (answered, now);
         for _ in 0..self.waiting.len() {
-            let Some(Waiting { iface, mut packet, mtu, since }) = self.waiting.pop_front() else { return };
-            let station = destination(packet.bytes()).and_then(|to| stack.station(now, to, out));
+            let Some(Waiting { iface, mut packet, to, mtu, since }) = self.waiting.pop_front() else {
+                return;
+            };
+            let station = to.and_then(|to| stack.station(now, to, out));
             match station {
                 Some(station) => {
                     packet.bytes_mut()[..station.0.len()].copy_from_slice(&station.0);
@@ -214,7 +229,7 @@ impl Links {
                     self.stats.starved += 1;
                     cache.free(packet);
                 }
-                None => self.waiting.push_back(Waiting { iface, packet, mtu, since }),
+                None => self.waiting.push_back(Waiting { iface, packet, to, mtu, since }),
             }
         }
     }

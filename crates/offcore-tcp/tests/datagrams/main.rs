@@ -377,3 +377,17 @@ fn datagrams_to_nobody_hold_few_buffers_and_not_for_long() {
     world.run(|_, frame| vec![frame]);
     nothing_is_held(&world, before);
 }
+
+#[test]
+fn absent_neighbours_leave_room_for_others() {
+    let mut world = World::new(false);
+    assert!(world.ends[0].send((addresses(2)[0], PORT).into(), b"first"));
+    for number in 0..200u8 {
+        assert!(world.ends[0].send(([10, 0, 0, 99], PORT).into(), &[number]));
+    }
+    // Every question is lost, then the neighbour is asked again.
+    world.run(|_, _| vec![]);
+    world.now += 1_000_000;
+    world.run(|_, frame| vec![frame]);
+    assert_eq!(world.ends[1].take().unwrap().1, b"first");
+}
