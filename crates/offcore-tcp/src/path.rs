@@ -20,9 +20,9 @@ use offcore_mem::{BURST, Burst, HEADROOM, Packet, Pool, PoolCache};
 use offcore_ring::prefetch;
 use offcore_stats::{Stage, tsc};
 use offcore_wire::virtio_net::{
-    self, NetHeader, Offloads, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
+    self, NetHeader, Offloads, VIRTIO_NET_HDR_GSO_ECN, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6,
 };
-use offcore_wire::{EtherType, EthernetFrame, Sum, tcp, udp};
+use offcore_wire::{EtherType, EthernetFrame, Sum, TcpFlags, TcpSegment, tcp, udp};
 
 use copies::submit;
 use fragments::Fragments;
@@ -494,10 +494,18 @@ fn leave_checksum(packet: &mut Packet, header: &NetHeader) {
 /// Has the port cut a packet with `headers` bytes of headers into segments.
 #[cold]
 fn ask_for_segments(header: &mut NetHeader, segment: u16, headers: usize, packet: &Packet) {
-    let is_v6 =
-        EthernetFrame::new_checked(packet.bytes()).is_ok_and(|frame| frame.ethertype() == EtherType::IPV6);
-    header.gso_type = if is_v6 { VIRTIO_NET_HDR_GSO_TCPV6 } else { VIRTIO_NET_HDR_GSO_TCPV4 };
+    header.gso_type = segmentation(packet.bytes(), header.csum_start.into());
     (header.hdr_len, header.gso_size) = (headers as u16, segment);
+}
+
+/// The kind of segmentation of a frame whose TCP header is at `transport`.
+fn segmentation(frame: &[u8], transport: usize) -> u8 {
+    let is_v6 = EthernetFrame::new_checked(frame).is_ok_and(|frame| frame.ethertype() == EtherType::IPV6);
+    let version = if is_v6 { VIRTIO_NET_HDR_GSO_TCPV6 } else { VIRTIO_NET_HDR_GSO_TCPV4 };
+    // Only the first segment is to have CWR (RFC 3168, 6.1.2). For a port without that the packet is segmented in software.
+    let tcp = frame.get(transport..).and_then(|bytes| TcpSegment::new_checked(bytes).ok());
+    let reduced = tcp.is_some_and(|tcp| tcp.flags().intersects(TcpFlags::CWR));
+    version | if reduced { VIRTIO_NET_HDR_GSO_ECN } else { 0 }
 }
 
 /// What is known of a packet's checksum; the core sums up what nobody has looked at.
@@ -519,4 +527,28 @@ fn checksum_of(packet: &Packet, len: usize, cache: &PoolCache) -> RxChecksum {
         part.get(from.min(part.len())..to.min(part.len())).unwrap_or_default()
     });
     RxChecksum::Unknown { rest: Sum::of_parts(parts) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_sends_with_cwr_ask_for_ecn() {
+        let kind = |ethertype: u16, flags: TcpFlags| {
+            let mut frame = [0; 54];
+            frame[12..14].copy_from_slice(&ethertype.to_be_bytes());
+            (frame[34 + 12], frame[34 + 13]) = (5 << 4, flags.0);
+            segmentation(&frame, 34)
+        };
+        assert_eq!(kind(0x0800, TcpFlags::ACK), VIRTIO_NET_HDR_GSO_TCPV4);
+        assert_eq!(
+            kind(0x0800, TcpFlags::ACK | TcpFlags::CWR),
+            VIRTIO_NET_HDR_GSO_TCPV4 | VIRTIO_NET_HDR_GSO_ECN
+        );
+        assert_eq!(
+            kind(0x86dd, TcpFlags::ACK | TcpFlags::CWR),
+            VIRTIO_NET_HDR_GSO_TCPV6 | VIRTIO_NET_HDR_GSO_ECN
+        );
+    }
 }
