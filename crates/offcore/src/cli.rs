@@ -10,11 +10,11 @@ use crate::args::{DemoArgs, SwitchArgs};
 use crate::bench::BenchCommand;
 use crate::dsa::DsaCommand;
 
-/// A packet data path whose copies are made by an engine instead of the core.
+/// A packet data path with copies by an engine instead of the core.
 #[derive(Debug, Parser)]
 #[command(name = "offcore", version = VERSION.as_str(), after_help = EXAMPLES)]
 pub(crate) struct Cli {
-    /// Log more: -v what happens, -vv how, -vvv everything; without it OFFCORE_LOG says what (default: warn)
+    /// Log more: -v events, -vv details, -vvv everything; without -v OFFCORE_LOG applies (default: warn)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
     #[command(subcommand)]
@@ -26,7 +26,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Switch packets between ports, testpmd-like; --demo needs nothing else
+    /// Switch packets between ports, testpmd-like; --demo needs no other flag
     #[command(after_help = MORE, after_long_help = SWITCH_EXAMPLES, override_usage = SWITCH_USAGE)]
     Switch(Box<SwitchArgs>),
     /// Show what offloading saves here: in-process guests, nothing needed
@@ -35,7 +35,7 @@ pub(crate) enum Command {
     /// The packet-copy forwarder, dpdk-dma-like: receive, copy, update addresses, send
     #[command(after_help = MORE, after_long_help = crate::copy::EXAMPLES)]
     Copy(Box<crate::copy::CopyArgs>),
-    /// l2fwd-nv's pipelines: receive, gather bursts, let a GPU or the CPU work on them, send
+    /// Pipelines like l2fwd-nv: receive, gather bursts, process them on a GPU or the CPU, send
     #[command(after_help = MORE, after_long_help = crate::gpu::EXAMPLES)]
     Gpu(Box<crate::gpu::GpuArgs>),
     /// Measure the published tables on this machine
@@ -43,22 +43,22 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: BenchCommand,
     },
-    /// Send packets and see what comes back: loss, order, content, latency; --rfc2544 searches for the throughput
+    /// Send packets and check the returned ones: loss, order, content, latency; --rfc2544 searches for the throughput
     #[command(after_help = MORE, after_long_help = crate::pktgen::EXAMPLES)]
     Pktgen(Box<crate::pktgen::PktgenArgs>),
-    /// A TCP/IP host on ports, with a small application: echo, sink, source or files by HTTP; --demo needs nothing else
+    /// A TCP/IP host on ports, with a small application: echo, sink, source or files by HTTP; --demo needs no other flag
     #[command(after_help = MORE, after_long_help = crate::tcp::EXAMPLES, override_usage = TCP_USAGE)]
     Tcp(Box<crate::tcp::TcpArgs>),
     /// Show what offloading saves a TCP host: two of them in this process, nothing needed
     #[command(name = TCP_DEMO, hide = true, override_usage = TCP_USAGE)]
     TcpDemo(DemoArgs),
-    /// Stream chunks to a TCP sink, as the mTCP guide does: who copies into the send buffer, who into packets
+    /// Stream chunks to a TCP sink, as in the mTCP guide, with copies into the send buffer and into packets by the core or an engine
     #[command(after_help = MORE, after_long_help = crate::epping::EXAMPLES)]
     Epping(Box<crate::epping::EppingArgs>),
-    /// Run a program whose sockets are those of `offcore tcp --serve`
+    /// Run an unmodified program with its sockets on the stack of `offcore tcp --serve`
     #[command(after_help = MORE, after_long_help = crate::exec::EXAMPLES)]
     Exec(crate::exec::ExecArgs),
-    /// What DSA would give this machine at your packet sizes: measured core costs and the device's model
+    /// Predict the gain from DSA at your packet sizes, from measured core costs and a model of the device
     #[command(after_help = MORE, after_long_help = crate::predict::EXAMPLES)]
     Predict(crate::predict::PredictArgs),
     /// List devices that can be used as ports
@@ -66,7 +66,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: crate::port::PortCommand,
     },
-    /// Intel DSA devices: what is there, how it is laid out, what is wrong with it
+    /// Intel DSA devices: list, configure and diagnose them
     Dsa {
         #[command(subcommand)]
         command: DsaCommand,

@@ -45,7 +45,7 @@ Examples:
   in our place; as root:
     offcore bench tcp --case veth
 
-  A stream over slow, long and lossy paths, beside the kernel's; as root:
+  A stream over slow, long and lossy paths, compared with the kernel's; as root:
     offcore bench tcp --case paths
 
   What a request for a file costs the stack's core, by who copies:
@@ -124,7 +124,7 @@ pub(crate) enum Case {
     OpenClose,
     /// Gbit/s of a stream to and from the kernel's TCP over veth, beside the kernel's in our place; needs root.
     Veth,
-    /// The same over paths of 20 to 200 ms, with loss and with reordering; needs root.
+    /// The same over paths of 20 to 200 ms, with loss or reordering; needs root.
     Paths,
     /// TSC ticks that a request for a file takes the core of the stack, by who copies.
     Requests,

@@ -69,9 +69,9 @@ struct Watch<'a> {
     began: Option<Instant>,
     /// How long packets were sent before that.
     active: Duration,
-    /// What of the time since sending began does not count, because counts were cleared then.
+    /// Time since the start of sending that does not count, because the counters were cleared later.
     skipped: Duration,
-    /// How long after the end of sending another packet would have been due.
+    /// Time from the end of sending to the due time of the next packet.
     gap: Duration,
     /// The last status of each port that was said.
     statuses: Vec<SaidStatus>,

@@ -141,7 +141,7 @@ struct End<'a> {
     unfinished: usize,
 }
 
-/// Searches and prints the rows. A search that fails or is interrupted keeps the rows before it; its error follows.
+/// Searches and prints the rows. A failed or interrupted search prints its finished rows first, and then the error.
 pub(super) fn run(
     args: &PktgenArgs,
     mut running: Running,
