@@ -45,7 +45,7 @@ impl<T: Copy> Growing<T> {
         unsafe { slice::from_raw_parts_mut(self.at, self.len) }
     }
 
-    /// Makes room for an element at `at`; returns `false` if there is no memory.
+    /// Makes room for an element at `at`; returns `false` without memory.
     fn reach(&mut self, at: usize) -> bool {
         if at < self.len {
             return true;
@@ -101,7 +101,7 @@ impl Registrations {
         }
     }
 
-    /// Adds or changes a registration; returns `false` if there is no memory.
+    /// Adds or changes a registration; returns `false` without memory.
     fn set(&mut self, epoll: c_int, fd: c_int, event: epoll_event) -> bool {
         let mut known = false;
         self.each(fd, |registration| {
@@ -159,7 +159,7 @@ fn hold<T>(with: impl FnOnce(&mut Registrations) -> T) -> T {
     with(unsafe { &mut *REGISTRATIONS.0.get() })
 }
 
-/// Stores a successful `epoll_ctl` of an undecided socket; returns `false` if there is no memory.
+/// Stores a successful `epoll_ctl` of an undecided socket; returns `false` without memory.
 pub(crate) fn remember(epoll: c_int, operation: c_int, fd: c_int, event: Option<epoll_event>) -> bool {
     hold(|registrations| match event {
         _ if operation == libc::EPOLL_CTL_DEL => {

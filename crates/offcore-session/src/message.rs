@@ -70,7 +70,7 @@ pub enum Call {
     Segments = 1,
     /// A session bound to the stack's address `local`. `value` is the kind (`SOCK_STREAM` or `SOCK_DGRAM`). A datagram
     /// socket uses 0.0.0.0 for all IPv4 addresses, `::` for all addresses, and has [`SHARE_PORT`], [`SHARE_ADDRESS`] and
-    /// [`ONLY_V6`] in `value`, too. For datagrams `remote` is an optional first destination: then errors are those of [`Call::Connect`].
+    /// [`ONLY_V6`] in `value`, too. For datagrams `remote` is an optional first destination: then it fails like [`Call::Connect`].
     Bind = 2,
     /// A connection to `remote`: of session `number`, or of a new one where that is [`NONE`], from `local` if there is one.
     /// `EOPNOTSUPP`: that is an address of the stack's own.

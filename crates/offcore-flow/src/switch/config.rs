@@ -195,7 +195,7 @@ pub struct Hosting {
 pub struct HostIface {
     /// Its station address, where it is not the port's: a TAP port's is the kernel's.
     pub mac: Option<MacAddr>,
-    /// The MTU; by default that of the port's interface.
+    /// The MTU. The default is the MTU of the port's interface.
     pub mtu: Option<u16>,
     /// The VLAN, 1 to 4094; `None` for untagged packets.
     pub vlan: Option<u16>,

@@ -138,7 +138,7 @@ unsafe extern "C" fn execvp(path: *const c_char, arguments: Strings) -> c_int {
     unsafe { execvpe(path, arguments, usual()) }
 }
 
-/// The variadic functions. Those of libc do not call the functions of this library.
+/// The variadic functions. libc's versions do not call this library's functions.
 #[cfg(feature = "interpose")]
 mod one_by_one {
     use core::arch::naked_asm;
