@@ -310,8 +310,12 @@ impl Recovery {
         let repeats = !advanced && ack.sacks.is_empty() && !ack.has_data;
         let twice = ack.dsack.is_some_and(|range| range.1 == self.probe_end);
         if self.probe != Probe::Again || twice {
+            if twice {
+                self.probed_needlessly();
+            }
             self.forget_probe();
         } else if una > self.probe_end {
+            self.episode.get_or_insert_default().patience = 0;
             self.forget_probe();
             self.cc.on_loss(u64::from(self.cc.cwnd));
             self.cc.cwnd = self.cc.cwnd.min(self.cc.ssthresh);

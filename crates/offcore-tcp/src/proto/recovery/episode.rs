@@ -21,6 +21,8 @@ pub(super) struct Episode {
     pub(super) prr: Prr,
     pub(super) undo: Undo,
     pub(super) reordering: Reordering,
+    /// How long a probe waits beyond two round trips, after needless ones; 0 before.
+    pub(super) patience: u64,
 }
 
 /// How to take back a reduction that was for nothing.

@@ -106,6 +106,13 @@ impl Recovery {
         self.timeout_at = now + self.rtt.rto();
     }
 
+    /// A probe was needless: the next one waits four times as long. Linux delays the ACK of any number of segments while its
+    /// application does not read.
+    pub(super) fn probed_needlessly(&mut self) {
+        let patience = &mut self.episode.get_or_insert_default().patience;
+        *patience = (4 * (*patience).max(SLACK)).min(ACK_DELAY);
+    }
+
     /// Starts the clock of the next probe, where there is to be one (RFC 8985, section 7.2).
     #[inline]
     pub(super) fn arm_probe(&mut self, now: u64) {
@@ -116,7 +123,8 @@ impl Recovery {
             return;
         }
         let single = self.runs.published - self.runs.una <= u64::from(self.mss);
-        let delay = if single { ACK_DELAY } else { SLACK };
+        let patience = self.episode.as_ref().map_or(0, |episode| episode.patience);
+        let delay = if single { ACK_DELAY } else { patience.max(SLACK) };
         let wait = match self.rtt.srtt() {
             0 => UNKNOWN,
             srtt => 2 * srtt + delay,

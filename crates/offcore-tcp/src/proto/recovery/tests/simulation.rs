@@ -1,6 +1,7 @@
 //! Transfers over links of all kinds. Times are virtual and seeds fixed, so bounds can be told.
 
 use super::super::Algorithm::{Cubic, NewReno};
+use super::super::{Ack, Recovery, TimerAction};
 use super::link::{Link, Peer, Report, Transfer};
 
 const MB: u64 = 1 << 20;
@@ -181,4 +182,34 @@ fn a_pause_is_no_loss() {
         assert!(report.stats.timeouts >= 1 && report.stats.spurious >= 1, "{peer:?} {report:?}");
         assert!(report.took < 2_600_000, "{peer:?} {report:?}");
     }
+}
+
+// RFC 8985, section 7.2, compensates for the delayed ACK of one segment. Linux delays the ACK of any number of segments while
+// its application does not read: 20 ms here.
+#[test]
+fn needless_probes_become_rare() {
+    let mut sender = Recovery::new(1000, Cubic, true, true);
+    sender.first_rtt(1, 100);
+    let (mut now, mut probes) = (1000, 0);
+    for _ in 0..50 {
+        let from = sender.planned_to();
+        sender.plan_new(now, 3000);
+        sender.published(now, from..from + 3000, false);
+        let mut answer = Ack { una: from + 3000, ..Ack::default() };
+        now += 20_000;
+        while let Some(due) = sender.deadline().filter(|due| *due < now) {
+            if sender.timer(due) == TimerAction::Probe
+                && let Some(range) = sender.next_probe()
+            {
+                answer.dsack = Some((range.start, range.end));
+                sender.published(due, range, true);
+                probes += 1;
+                now = due + 100;
+            }
+        }
+        sender.ack(now, &answer);
+        assert_eq!(sender.una(), from + 3000);
+        now += 1000;
+    }
+    assert!((1..=3).contains(&probes), "{probes}");
 }
