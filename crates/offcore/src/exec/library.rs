@@ -69,11 +69,12 @@ fn is_there(path: &Path) -> io::Result<bool> {
 /// able to read it.
 fn directory() -> io::Result<PathBuf> {
     let user = fs::metadata("/proc/self")?.uid();
-    let first = match std::env::var_os("XDG_RUNTIME_DIR").filter(|path| user != 0 && !path.is_empty()) {
+    let name = outer_id(&fs::read_to_string("/proc/self/uid_map").unwrap_or_default(), user);
+    let first = match std::env::var_os("XDG_RUNTIME_DIR").filter(|path| name != 0 && !path.is_empty()) {
         Some(path) => Some(PathBuf::from(path).join("offcore")),
-        None => (user == 0).then(|| PathBuf::from(HOME)),
+        None => (name == 0).then(|| PathBuf::from(HOME)),
     };
-    let last = std::env::temp_dir().join(format!("offcore-{user}"));
+    let last = std::env::temp_dir().join(format!("offcore-{name}"));
     let mut errors = Vec::new();
     for path in first.into_iter().chain([last]) {
         match usable(&path, user) {
@@ -84,17 +85,56 @@ fn directory() -> io::Result<PathBuf> {
     Err(io::Error::other(errors.join("; ")))
 }
 
+/// The id of a user outside of this process's user namespace (user_namespaces(7)). Root in a namespace has another directory than
+/// root outside.
+fn outer_id(map: &str, user: u32) -> u32 {
+    let ranges = map.lines().filter_map(|line| {
+        let mut numbers = line.split_whitespace().map(str::parse::<u32>);
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?))
+    });
+    let outside = |(inner, outer, len): (u32, u32, u32)| {
+        user.checked_sub(inner).filter(|at| *at < len).and_then(|at| outer.checked_add(at))
+    };
+    ranges.filter_map(outside).next().unwrap_or(user)
+}
+
 /// Makes the directory, if it is not there.
 fn usable(path: &Path, user: u32) -> io::Result<()> {
     home::make(path)?;
     let found = fs::symlink_metadata(path)?;
-    if !found.is_dir() || found.uid() != user || found.mode() & 0o022 != 0 {
-        let expected = format!("expected a directory that only user {user} can write to: remove it");
-        return Err(io::Error::other(expected));
+    let advice = match (found.is_dir(), found.uid() == user) {
+        (_, false) => "set TMPDIR to a directory of your own",
+        (false, true) => "remove it",
+        (true, true) if found.mode() & 0o022 != 0 => "take that right away (chmod go-w)",
+        (true, true) => "",
+    };
+    if !advice.is_empty() {
+        let found = match (found.is_dir(), found.mode() & 0o022) {
+            (false, _) => format!("no directory, of user {}", found.uid()),
+            (true, 0) => format!("a directory of user {}", found.uid()),
+            (true, _) => format!("a directory of user {} that others can write to", found.uid()),
+        };
+        let expected = format!("a directory of user {user} that nobody else can write to");
+        return Err(io::Error::other(format!("found {found}, expected {expected}: {advice}")));
     }
     let mounted = rustix::fs::statvfs(path)?.f_flag;
     match mounted.contains(rustix::fs::StatVfsMountFlags::NOEXEC) {
         true => Err(io::Error::other("it is mounted noexec, so libraries cannot be loaded from it")),
         false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_of_namespaces_have_ids_outside() {
+        let all = "         0          0 4294967295\n";
+        assert_eq!((outer_id(all, 0), outer_id(all, 1000)), (0, 1000));
+        let one = "         0       1000          1\n         1     100000      65536\n";
+        assert_eq!((outer_id(one, 0), outer_id(one, 33)), (1000, 100_032));
+        assert_eq!(outer_id(one, 70_000), 70_000, "an id that is not mapped");
+        assert_eq!(outer_id("", 5), 5, "a kernel without user namespaces");
     }
 }
