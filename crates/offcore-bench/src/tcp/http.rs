@@ -19,13 +19,14 @@
 //!
 //! The kernel sends a file by reference (`sendfile`) and passes its packets over a veth pair by reference. Ours are copied
 //! into the FIFO, into packets and by the port into the kernel. With `read` nginx reads files itself, and the kernel, too,
-//! copies what it sends. With `nopush` the kernel's head and body are one packet, as ours always are.
+//! copies what it sends. nginx has Debian's configuration with another log and site: with `tcp_nopush` head and body are
+//! one packet. `push` is without it.
 
 mod load;
 mod server;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use offcore_stats::{named, tsc};
@@ -55,10 +56,10 @@ const OTHERS: f64 = 0.05;
 named! {
     /// How files are asked for and sent.
     pub enum How {
-        /// Connections are kept; nginx has the kernel send files.
+        /// Connections are kept; nginx has the kernel send files, with `tcp_nopush`: Debian's configuration.
         SendFile = "sendfile",
-        /// The same with `tcp_nopush`.
-        NoPush = "nopush",
+        /// The same without `tcp_nopush`.
+        Push = "push",
         /// Connections are kept; nginx reads files and writes them.
         Read = "read",
         /// Each request has a connection of its own.
@@ -90,7 +91,8 @@ impl HttpOptions {
 
     /// What this machine lacks for it, if anything.
     pub fn missing(&self) -> Option<String> {
-        netns::missing((self.lcore, self.other_lcore), &PROGRAMS)
+        let file = || (!Path::new(server::CONF).exists()).then(|| format!("{} is missing", server::CONF));
+        netns::missing((self.lcore, self.other_lcore), &PROGRAMS).or_else(file)
     }
 }
 
@@ -199,9 +201,10 @@ impl Cell {
     fn all() -> Vec<Self> {
         let of = |how, connections| move |size| Self { how, size, connections };
         let sent = SIZES.into_iter().map(of(How::SendFile, CONNECTIONS));
-        let pushed = SIZES.into_iter().filter(|&size| size < 32 << 10).map(of(How::NoPush, CONNECTIONS));
+        let pushed = SIZES.into_iter().filter(|&size| size < 32 << 10).map(of(How::Push, CONNECTIONS));
         let read = SIZES.into_iter().filter(|&size| size >= 32 << 10).map(of(How::Read, CONNECTIONS));
-        let more = [of(How::Close, CONNECTIONS)(SIZES[0]), of(How::SendFile, MANY)(SIZES[0])];
+        let more = [of(How::Close, CONNECTIONS), of(How::SendFile, 1), of(How::SendFile, MANY)];
+        let more = more.map(|of| of(SIZES[0]));
         sent.chain(pushed).chain(read).chain(more).collect()
     }
 

@@ -83,7 +83,7 @@ impl<'a> Load<'a> {
         fs::write(&script, text).context("wrk's script")?;
         let place = match cell.how {
             How::Read => "/read",
-            How::NoPush => "/nopush",
+            How::Push => "/push",
             How::SendFile | How::Close => "",
         };
         Ok(Self { cell, place, content: site.content(cell.size), script, far, lcore, seconds })

@@ -1,7 +1,8 @@
 //! nginx on either stack, on one core.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -18,6 +19,8 @@ use crate::peer::process::{Process, TIMEOUT};
 use crate::peer::tempdir::TempDir;
 
 const PORT: u16 = 8080;
+/// Debian's configuration of nginx.
+pub(super) const CONF: &str = "/etc/nginx/nginx.conf";
 
 /// What both servers have: files, and a core.
 #[derive(Debug)]
@@ -33,6 +36,8 @@ impl<'a> Site<'a> {
         let mut random = SplitMix::new(17);
         let largest = SIZES.into_iter().max().unwrap_or_default();
         let content: Vec<u8> = (0..2 * largest).map(|_| random.next() as u8).collect();
+        // The workers have another user.
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).context("a directory for all")?;
         fs::create_dir(dir.file("files")).context("a directory of files")?;
         for size in SIZES {
             for (name, content) in [("wrk", &content[..size]), ("compared", &content[content.len() - size..])]
@@ -55,26 +60,46 @@ impl<'a> Site<'a> {
         command
     }
 
-    /// A configuration of nginx. The root's worker reads what only root may.
+    /// A configuration of nginx: Debian's file, but for its process number, its logs, its sites and the number of connections.
     fn configure(&self, name: &str) -> Result<String> {
-        let dir = self.dir.path().display();
-        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .map(|kind| format!("  {kind}_temp_path {dir}/{name}-{kind};\n"))
-            .concat();
-        let text = format!(
-            "daemon off;\nuser root;\nworker_processes 1;\nworker_rlimit_nofile 8192;\n\
-             pid {dir}/{name}.pid;\nerror_log {dir}/{name}.log;\n\
-             events {{ worker_connections 4096; }}\n\
-             http {{\n{temporary}  access_log off;\n  sendfile on;\n  keepalive_requests 1000000000;\n\
-             \x20 keepalive_timeout 600;\n  open_file_cache max=100 inactive=1h;\n  open_file_cache_valid 1h;\n\
-             \x20 server {{\n    listen {PORT} backlog=4096;\n    root {dir}/files;\n\
-             \x20   location /read/ {{ alias {dir}/files/; sendfile off; }}\n\
-             \x20   location /nopush/ {{ alias {dir}/files/; tcp_nopush on; }}\n  }}\n}}\n"
-        );
+        let dir = self.dir.path().display().to_string();
+        let debians = fs::read_to_string(CONF).with_context(|| format!("{CONF}, expected Debian's"))?;
+        let sites = format!("{dir}/{name}-sites");
+        let text = configuration(&debians, &dir, name, &sites)?;
+        fs::write(&sites, site(&dir)).context("nginx's site")?;
         let path = self.dir.file(&format!("{name}.conf"));
         fs::write(&path, text).context("nginx's configuration")?;
         Ok(path.display().to_string())
     }
+}
+
+/// Debian's configuration with the paths of this run.
+fn configuration(debians: &str, dir: &str, name: &str, sites: &str) -> Result<String> {
+    let mut text = debians.to_owned();
+    for (found, new) in [
+        ("/run/nginx.pid", format!("{dir}/{name}.pid")),
+        ("/var/log/nginx/error.log", format!("{dir}/{name}.log")),
+        ("/var/log/nginx/access.log", "/dev/null".to_owned()),
+        ("/etc/nginx/sites-enabled/*", sites.to_owned()),
+        // Requests run until the window ends.
+        ("\tworker_connections 768;", "\tworker_connections 4096;".to_owned()),
+    ] {
+        ensure!(text.contains(found), "{CONF} has no {found:?}, expected Debian's file");
+        text = text.replace(found, &new);
+    }
+    ensure!(text.contains("\n\ttcp_nopush on;"), "{CONF} has tcp_nopush off, expected Debian's file");
+    Ok(format!("daemon off;\nworker_rlimit_nofile 8192;\n{text}"))
+}
+
+/// The site of the files.
+fn site(dir: &str) -> String {
+    format!(
+        "keepalive_requests 1000000000;\nkeepalive_timeout 600;\nopen_file_cache max=100 inactive=1h;\n\
+         open_file_cache_valid 1h;\n\
+         server {{\n  listen {PORT} backlog=4096;\n  root {dir}/files;\n\
+         \x20 location /read/ {{ alias {dir}/files/; sendfile off; }}\n\
+         \x20 location /push/ {{ alias {dir}/files/; tcp_nopush off; }}\n}}\n"
+    )
 }
 
 /// What the peer is: the kernel, its congestion control, and the same nginx as ours.
@@ -185,4 +210,24 @@ pub(super) fn ticks(process: &str) -> Result<u64> {
     let used: Vec<u64> = fields.skip(11).take(2).map_while(|field| field.parse().ok()).collect();
     ensure!(used.len() == 2, "{path}: {text:?}");
     Ok(used.iter().sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debians_configuration_is_used() {
+        let debians = "pid /run/nginx.pid;\nerror_log /var/log/nginx/error.log;\nevents {\n\tworker_connections 768;\n}\n\
+            http {\n\ttcp_nopush on;\n\taccess_log /var/log/nginx/access.log;\n\tinclude /etc/nginx/sites-enabled/*;\n}\n";
+        let text = configuration(debians, "/d", "ours", "/d/ours-sites").unwrap();
+        assert!(
+            text.contains("\ttcp_nopush on;\n\taccess_log /dev/null;\n\tinclude /d/ours-sites;\n"),
+            "{text}"
+        );
+        assert!(text.contains("pid /d/ours.pid;") && text.contains("error_log /d/ours.log;"), "{text}");
+        for (from, to) in [("tcp_nopush on", "tcp_nopush off"), ("768", "1024")] {
+            assert!(configuration(&debians.replace(from, to), "/d", "ours", "/s").is_err());
+        }
+    }
 }

@@ -311,8 +311,8 @@ fn http(rows: &[&Row]) -> String {
     if text.is_empty() {
         return text;
     }
-    text + "nginx with one worker under wrk, on our stack over af_packet, and on the kernel's (kernel), over veth pairs alike, in\n\
-            turns; stack and nginx share a core, wrk has the other. File: nginx has the kernel send it (sendfile, nopush: with\n\
+    text + "nginx with Debian's configuration under wrk, on our stack over af_packet, and on the kernel's (kernel), over veth pairs alike, in\n\
+            turns; stack and nginx share a core, wrk has the other. File: nginx has the kernel send it (sendfile; push: without\n\
             tcp_nopush), or reads and writes it (read); close: a connection for each request. Ratio: median of the ratios of\n\
             paired windows, and its lower bound at 90 %; ?: inside of the noise. us: what nginx and the stack used for a\n\
             request, by /proc; both: with wrk, which is what counts: a kernel receives on the core that transmits. wrk: what\n\
