@@ -323,6 +323,16 @@ unsafe fn join(mut to: *mut u8, parts: &[&[u8]]) {
     }
 }
 
+/// The directories in which execvp(3) looks for a program.
+pub(crate) fn search_path() -> &'static [u8] {
+    unsafe extern "C" {
+        static environ: *const *mut c_char;
+    }
+    // SAFETY: libc's variable, whose strings the program keeps while it executes another one.
+    let mut variables = unsafe { list(environ).map(|variable| bytes(variable)) };
+    variables.find_map(|variable| variable.strip_prefix(b"PATH=")).unwrap_or(b"/bin:/usr/bin")
+}
+
 /// Restores our variables in the program's own environment. libc's `system` and `popen` use it.
 pub(crate) fn repair() {
     unsafe extern "C" {

@@ -37,6 +37,7 @@ mod listeners;
 mod lock;
 mod options;
 mod polled;
+mod programs;
 mod real;
 mod report;
 mod rules;
@@ -59,6 +60,7 @@ mod begin {
         if unsafe { crate::environment::read(environment) } {
             crate::table::make();
             crate::link::begin();
+            crate::programs::begin();
             crate::adopt::inherit();
             crate::calls::stdio::standard();
         }

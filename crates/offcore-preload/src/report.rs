@@ -144,6 +144,12 @@ pub(crate) fn other_version(found: u32) {
     once(&SAID, &parts);
 }
 
+/// The library is not loaded into an executed program.
+pub(crate) fn not_loaded(path: &[u8], why: &[u8]) {
+    let rest = b": this library is not loaded into it, and its sockets use the kernel's network\n";
+    print(&[b"offcore: ", path, b" ", why, rest]);
+}
+
 /// Reports that the kernel cannot dispatch the resolver's system calls.
 pub(crate) fn no_dispatch() {
     static SAID: AtomicBool = AtomicBool::new(false);

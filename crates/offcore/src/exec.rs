@@ -19,6 +19,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
 use crate::Failure;
+use crate::output::say;
 use crate::switch::plan;
 use crate::tcp::HostPortArg;
 use program::{Program, ProgramError};
@@ -69,7 +70,7 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "RULE", value_parser = rule)]
     pub only: Vec<String>,
 
-    /// Behaviour of calls if the stack cannot be reached
+    /// Behaviour of calls if the stack cannot be reached; `kernel` also runs programs that cannot be preloaded
     #[arg(long, value_name = "HOW", value_enum, default_value = "fail")]
     pub fallback: Fallback,
 
@@ -137,7 +138,7 @@ pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
         return run_both(args);
     }
     let stack = std::path::absolute(&args.stack).context("--stack").map_err(whole)?;
-    let mut command = command(args, &stack)?;
+    let mut command = command(args, &program(args)?, &stack)?;
     stack::reach(&stack)?;
     without_io_uring().map_err(whole)?;
     let error = command.exec();
@@ -149,12 +150,13 @@ fn run_both(args: &ExecArgs) -> Result<(), Failure> {
     let ports = args.ports.iter().filter_map(|port| Some(port.parse::<HostPortArg>().ok()?.spec));
     plan::check_twice(&ports.collect::<Vec<_>>())?;
     // Refuse an unsuitable program before anything starts.
-    command(args, Path::new(""))?;
+    let program = program(args)?;
+    command(args, &program, Path::new(""))?;
     let mut signals = Signals::new().context("handling signals").map_err(whole)?;
     let mut stack = Stack::start(&args.ports).map_err(whole)?;
     stack.wait_until_it_serves(&mut signals).map_err(whole)?;
     without_io_uring().map_err(whole)?;
-    let mut program = command(args, &stack.path())?;
+    let mut program = command(args, &program, &stack.path())?;
     if let Some(signal) = signals.ends() {
         drop(stack);
         // As a shell does.
@@ -172,13 +174,24 @@ fn run_both(args: &ExecArgs) -> Result<(), Failure> {
     }
 }
 
-/// The program, with what the library needs.
-fn command(args: &ExecArgs, stack: &Path) -> Result<Command, Failure> {
+/// Finds the program. Refuses a program that cannot be preloaded, except with `--fallback kernel`.
+fn program(args: &ExecArgs) -> Result<Program, Failure> {
+    let Some(name) = args.program.first() else { return Err(Failure::Usage("no program".into())) };
+    let mut program = Program::find(name).map_err(not_run)?;
+    match program.check() {
+        Err(error @ ProgramError::Unfit { .. }) if args.fallback == Fallback::Kernel => {
+            say(&format!("{error}; it uses the kernel's network"));
+        }
+        checked => checked.map_err(not_run)?,
+    }
+    Ok(program)
+}
+
+/// The command that runs the program, with what the library needs.
+fn command(args: &ExecArgs, program: &Program, stack: &Path) -> Result<Command, Failure> {
     let [name, arguments @ ..] = args.program.as_slice() else {
         return Err(Failure::Usage("no program".into()));
     };
-    let mut program = Program::find(name).map_err(not_run)?;
-    program.check().map_err(not_run)?;
     let library = library::install().context("the preload library").map_err(whole)?;
     let mut command = program.command(name);
     command.args(arguments);

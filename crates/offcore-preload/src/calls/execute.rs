@@ -5,6 +5,7 @@ use core::ffi::{c_char, c_int};
 use crate::environment::{self, with_ours};
 use crate::link;
 use crate::listeners;
+use crate::programs;
 use crate::real;
 use crate::sys::{self, Errno};
 
@@ -22,17 +23,22 @@ pub(super) unsafe extern "C" fn execve(
     environment: Strings,
 ) -> c_int {
     // SAFETY: the caller's promise.
+    unsafe { programs::at_path(libc::AT_FDCWD, path) };
+    // SAFETY: the caller's promise.
     executed(unsafe { with_ours(environment, |environment| real::execve(path, arguments, environment)) })
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn execvpe(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: the caller's promise.
+    unsafe { programs::in_path(path) };
+    // SAFETY: the caller's promise.
     executed(unsafe { with_ours(environment, |environment| real::execvpe(path, arguments, environment)) })
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
+    programs::at_descriptor(fd);
     // SAFETY: the caller's promise.
     executed(unsafe { with_ours(environment, |environment| real::fexecve(fd, arguments, environment)) })
 }
@@ -45,6 +51,11 @@ pub(super) unsafe extern "C" fn execveat(
     environment: Strings,
     flags: c_int,
 ) -> c_int {
+    match flags & libc::AT_EMPTY_PATH {
+        // SAFETY: the caller's promise.
+        0 => unsafe { programs::at_path(directory, path) },
+        _ => programs::at_descriptor(directory),
+    }
     let call = |environment: Strings| {
         let args =
             [directory as usize, path as usize, arguments as usize, environment as usize, flags as usize, 0];
@@ -64,6 +75,8 @@ unsafe extern "C" fn posix_spawn(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { programs::at_path(libc::AT_FDCWD, path) };
     let call = |environment| {
         // SAFETY: the caller's promise.
         unsafe { real::posix_spawn(pid, path, actions, attributes, arguments, environment) }
@@ -81,6 +94,8 @@ unsafe extern "C" fn posix_spawnp(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { programs::in_path(path) };
     let call = |environment| {
         // SAFETY: the caller's promise.
         unsafe { real::posix_spawnp(pid, path, actions, attributes, arguments, environment) }

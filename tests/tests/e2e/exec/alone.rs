@@ -44,6 +44,52 @@ fn a_shell_runs_a_script_that_names_no_interpreter() {
     assert_eq!(program.stdout_from(0), format!("{script} has a word\n"));
 }
 
+/// A statically linked program runs on the kernel's network. A line names it once, not with `--fallback kernel`.
+#[test]
+fn a_static_program_is_named() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Cc]].concat()) else { return };
+    let _core = one_core();
+    let (netns, dir) = (Netns::new().unwrap(), TempDir::new().unwrap());
+    let (source, program) = (dir.file("program.c"), dir.file("program"));
+    std::fs::write(&source, "#include <stdio.h>\nint main(void) { return puts(\"it runs\") < 0; }\n")
+        .unwrap();
+    let mut cc = std::process::Command::new("cc");
+    assert!(cc.arg("-static").arg(&source).arg("-o").arg(&program).status().unwrap().success());
+    let (path, directory) = (program.display().to_string(), dir.path().display().to_string());
+    let port = format!("tap:{TAP},addr={}/24", STACK[0]);
+    let run = |words: &[&str]| {
+        let mut command = netns.command(offcore::binary().unwrap());
+        command.args(["exec", "--port", &port]).args(words);
+        let mut process = Process::spawn("offcore", command).unwrap();
+        assert_eq!(process.wait_for_exit(TIMEOUT).unwrap().code(), Some(0), "{}", process.tail());
+        (process.stdout_from(0), process.stderr())
+    };
+    let named = format!("offcore: {path} is statically linked: ");
+    // By its path, by PATH, as a script's interpreter, and by posix_spawn.
+    std::fs::write(dir.file("script"), format!("#!{path}\n")).unwrap();
+    std::fs::set_permissions(dir.file("script"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    for script in [
+        format!("{path}; {path}; true"),
+        format!("PATH=$PATH:{directory}; export PATH; program; true"),
+        format!("{directory}/script; true"),
+        format!("python3 -c 'import os; os.waitpid(os.posix_spawn(\"{path}\", [\"p\"], {{}}), 0)'"),
+        format!("cd {directory}; env ./program; true"),
+    ] {
+        let (stdout, stderr) = run(&["sh", "-c", &script]);
+        assert!(stdout.starts_with("it runs\n"), "{script}: {stderr}");
+        let named = if script.contains("env ./") { named.replace(&directory, ".") } else { named.clone() };
+        assert_eq!(stderr.matches(&named).count(), 1, "{script}: {stderr}");
+    }
+    let (stdout, stderr) = run(&["--fallback", "kernel", "sh", "-c", &format!("{path}; true")]);
+    assert!(stdout == "it runs\n" && !stderr.contains(&named), "{stderr}");
+    let (stdout, stderr) = run(&["--fallback", "kernel", &path]);
+    assert_eq!(stdout, "it runs\n", "{stderr}");
+    assert!(
+        stderr.contains("statically linked") && stderr.contains("it uses the kernel's network"),
+        "{stderr}"
+    );
+}
+
 #[test]
 fn ends_as_the_program_ends() {
     let Some(()) = require(&NEEDS) else { return };
