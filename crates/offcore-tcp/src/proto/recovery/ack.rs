@@ -315,7 +315,7 @@ impl Recovery {
             }
             self.forget_probe();
         } else if una > self.probe_end {
-            self.episode.get_or_insert_default().patience = 0;
+            self.episode.get_or_insert_default().probe_wait = 0;
             self.forget_probe();
             self.cc.on_loss(u64::from(self.cc.cwnd));
             self.cc.cwnd = self.cc.cwnd.min(self.cc.ssthresh);

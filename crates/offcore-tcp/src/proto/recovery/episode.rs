@@ -22,7 +22,7 @@ pub(super) struct Episode {
     pub(super) undo: Undo,
     pub(super) reordering: Reordering,
     /// How long a probe waits beyond two round trips, after needless ones; 0 before.
-    pub(super) patience: u64,
+    pub(super) probe_wait: u64,
 }
 
 /// How to take back a reduction that was for nothing.

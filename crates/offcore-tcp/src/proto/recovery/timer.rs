@@ -109,8 +109,8 @@ impl Recovery {
     /// A probe was needless: the next one waits four times as long. Linux delays the ACK of any number of segments while its
     /// application does not read.
     pub(super) fn probed_needlessly(&mut self) {
-        let patience = &mut self.episode.get_or_insert_default().patience;
-        *patience = (4 * (*patience).max(SLACK)).min(ACK_DELAY);
+        let probe_wait = &mut self.episode.get_or_insert_default().probe_wait;
+        *probe_wait = (4 * (*probe_wait).max(SLACK)).min(ACK_DELAY);
     }
 
     /// Starts the clock of the next probe, where there is to be one (RFC 8985, section 7.2).
@@ -123,8 +123,8 @@ impl Recovery {
             return;
         }
         let single = self.runs.published - self.runs.una <= u64::from(self.mss);
-        let patience = self.episode.as_ref().map_or(0, |episode| episode.patience);
-        let delay = if single { ACK_DELAY } else { patience.max(SLACK) };
+        let probe_wait = self.episode.as_ref().map_or(0, |episode| episode.probe_wait);
+        let delay = if single { ACK_DELAY } else { probe_wait.max(SLACK) };
         let wait = match self.rtt.srtt() {
             0 => UNKNOWN,
             srtt => 2 * srtt + delay,
