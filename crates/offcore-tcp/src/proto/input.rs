@@ -116,6 +116,7 @@ impl Input<'_> {
         }
         if let Some(timestamps) = again.timestamps {
             tcb.receiver.take_timestamp(self.now, Some(start), timestamps);
+            tcb.measure_arrival(self.now, again.timestamps, again.payload.1);
         }
         let taken = self.text(conn, again.payload, start, false);
         Some(taken.map(|(verdict, _)| verdict))
@@ -239,9 +240,7 @@ impl Input<'_> {
             congestion: tcb.agreed.ecn && segment.has(TcpFlags::ECE),
             has_data: segment.payload_len > 0,
         };
-        if let Some(sample) = report.rtt.filter(|_| segment.payload_len >= tcb.receiver.peer_mss().into()) {
-            tcb.receiver.measure(sample);
-        }
+        tcb.measure_arrival(self.now, segment.options.timestamps, segment.payload_len);
         let acked = match tcb.sender.report(self.now, &report) {
             Ok(acked) => acked,
             Err(Strange::Unsent | Strange::Ancient) => {

@@ -200,8 +200,25 @@ impl Tcb {
     /// Microseconds since the timestamp that a segment of the peer echoes.
     #[inline]
     pub(crate) fn echoed(&self, now: u64, segment: &Segment) -> Option<u64> {
-        let echoed = segment.options.timestamps.filter(|timestamps| timestamps.echo != 0)?;
-        let millis = self.timestamp(now)?.wrapping_sub(echoed.echo);
+        self.since(now, segment.options.timestamps?.echo)
+    }
+
+    /// Takes a full segment's echo as the receiver's sample of the round trip time. As on Linux, each timestamp gives one sample.
+    #[inline]
+    pub(crate) fn measure_arrival(&mut self, now: u64, timestamps: Option<Timestamps>, len: u32) {
+        let Some(Timestamps { echo, .. }) = timestamps else { return };
+        if len >= self.receiver.peer_mss().into()
+            && self.receiver.is_new_echo(echo)
+            && let Some(sample) = self.since(now, echo)
+        {
+            self.receiver.measure(echo, sample);
+        }
+    }
+
+    /// Microseconds since our timestamp `echo`.
+    #[inline]
+    fn since(&self, now: u64, echo: u32) -> Option<u64> {
+        let millis = self.timestamp(now).filter(|_| echo != 0)?.wrapping_sub(echo);
         // More than an hour is not a round trip: the echo is invalid.
         (millis < 3_600_000).then_some(u64::from(millis) * 1000)
     }

@@ -12,27 +12,36 @@ pub(super) struct Round {
     most: u64,
     /// Measured microseconds of a round; 0 before the first sample.
     rtt: u64,
+    /// The echo of the last sample.
+    echo: u32,
 }
 
 impl Receiver {
     /// Takes a sample of the round trip time in microseconds: the time until data arrives with an echo of a timestamp.
     #[inline]
-    pub(crate) fn measure(&mut self, sample: u64) {
+    pub(crate) fn measure(&mut self, echo: u32, sample: u64) {
         let rtt = self.round.rtt;
+        self.round.echo = echo;
         self.round.rtt = if rtt == 0 { sample } else { rtt - rtt / 8 + sample / 8 };
+    }
+
+    /// Returns whether an echoed timestamp has not given a sample.
+    #[inline]
+    pub(crate) fn is_new_echo(&self, echo: u32) -> bool {
+        echo != self.round.echo
     }
 
     /// The window grows to twice the bytes that the application reads in a round trip, and to four times while they grow: a sender
     /// in slow start doubles them in each round (Fisk and Feng, Dynamic Right-Sizing in TCP; Linux's `tcp_rcv_space_adjust`).
     /// `limit` bounds the window. Without timestamps a round trip takes `rtt`.
     pub(crate) fn adapt(&mut self, now: u64, rtt: u64, limit: impl FnOnce() -> u32) {
-        let Round { began, from, most, rtt: measured } = self.round;
+        let Round { began, from, most, rtt: measured, echo } = self.round;
         let rtt = if measured > 0 { measured } else { rtt };
         if now - began < rtt || rtt == 0 {
             return;
         }
         let read = self.consumed - from;
-        self.round = Round { began: now, from: self.consumed, most: most.max(read), rtt: measured };
+        self.round = Round { began: now, from: self.consumed, most: most.max(read), rtt: measured, echo };
         let growth = (4 * read * read.saturating_sub(most)).checked_div(most).unwrap_or(2 * read);
         let wanted = 2 * read + growth.min(2 * read);
         // Without window scaling the window cannot grow.
@@ -55,7 +64,7 @@ mod tests {
             receiver.announced = end;
             receiver.text(now, receiver.next..end, false, |_| true).unwrap();
             now += 100_000;
-            receiver.measure(100_000);
+            receiver.measure(1, 100_000);
             receiver.consumed(end);
             receiver.adapt(now, 1000, || u32::MAX);
         }
