@@ -7,6 +7,7 @@ use core::ptr;
 
 use libc::{cmsghdr, in_pktinfo, in6_pktinfo, msghdr, sockaddr_in, sockaddr_in6, timespec, timeval};
 use offcore_session::datagram::{Header, More, PathMtu};
+use offcore_session::undelivered::Undelivered;
 
 use crate::address::{self, End};
 use crate::datagram_options::{self as options, UDP_GRO, UDP_SEGMENT, bit};
@@ -223,6 +224,48 @@ pub(crate) unsafe fn tell(session: &Session, header: &mut msghdr, of: &Header, s
     }
     header.msg_controllen = room.used as _;
     header.msg_flags |= if room.cut { libc::MSG_CTRUNC } else { 0 };
+}
+
+/// Writes the control message of an error: `struct sock_extended_err`, and the address of its sender.
+///
+/// # Safety
+/// The header's addresses are the program's to be written.
+pub(crate) unsafe fn tell_error(header: &mut msghdr, error: &Undelivered, v6: bool) {
+    let left = if header.msg_control.is_null() { 0 } else { header.msg_controllen };
+    let mut room = Room { at: header.msg_control.cast(), left, used: 0, cut: false };
+    let ee = libc::sock_extended_err {
+        ee_errno: error.error,
+        ee_origin: error.origin as u8,
+        ee_type: error.kind,
+        ee_code: error.code,
+        ee_pad: 0,
+        ee_info: error.info,
+        ee_data: 0,
+    };
+    // SAFETY: structures of numbers, and the caller's promise.
+    unsafe {
+        if v6 {
+            let mut offender: sockaddr_in6 = mem::zeroed();
+            if let Some(ip) = error.offender {
+                let ip = match ip {
+                    IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                    IpAddr::V6(ip) => ip,
+                };
+                offender.sin6_family = libc::AF_INET6 as _;
+                offender.sin6_addr.s6_addr = ip.octets();
+            }
+            room.put(libc::IPPROTO_IPV6, libc::IPV6_RECVERR, (ee, offender));
+        } else {
+            let mut offender: sockaddr_in = mem::zeroed();
+            if let Some(IpAddr::V4(ip)) = error.offender {
+                offender.sin_family = libc::AF_INET as _;
+                offender.sin_addr.s_addr = u32::from_ne_bytes(ip.octets());
+            }
+            room.put(libc::IPPROTO_IP, libc::IP_RECVERR, (ee, offender));
+        }
+    }
+    header.msg_controllen = room.used as _;
+    header.msg_flags |= libc::MSG_ERRQUEUE | if room.cut { libc::MSG_CTRUNC } else { 0 };
 }
 
 /// # Safety

@@ -3,14 +3,16 @@
 //! The values are in the words of the slot that hold the keep-alive settings of a stream. The kernel checks each value on a
 //! separate socket.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use libc::socklen_t;
 use offcore_session::datagram::{More, PathMtu};
 
 use crate::session::Session;
-use crate::sys;
+use crate::stream_options::{Fresh, refuse};
+use crate::sys::{self, Errno};
 
 // Constants of `linux/in6.h`, `linux/udp.h` and `linux/net_tstamp.h` that the crate libc lacks.
 const IPV6_RECVORIGDSTADDR: c_int = 74;
@@ -40,6 +42,8 @@ pub(crate) mod bit {
     pub(crate) const GRO: u32 = 1 << 11;
     pub(crate) const CORK: u32 = 1 << 12;
     pub(crate) const DONTFRAG: u32 = 1 << 13;
+    pub(crate) const ERRORS: u32 = offcore_session::datagram::HEARS_ERRORS;
+    pub(crate) const ERRORS6: u32 = offcore_session::datagram::HEARS_ERRORS_6;
     /// Options that add a control message to a received datagram.
     pub(crate) const TOLD: u32 = (1 << 12) - 1;
 }
@@ -61,7 +65,7 @@ const fn flag(level: c_int, name: c_int, bit: u32) -> Row {
     row(level, name, 0, bit.trailing_zeros(), 1)
 }
 
-const ROWS: [Row; 24] = [
+const ROWS: [Row; 26] = [
     flag(libc::IPPROTO_IP, libc::IP_PKTINFO, bit::PKTINFO),
     flag(libc::IPPROTO_IP, libc::IP_RECVTTL, bit::TTL),
     flag(libc::IPPROTO_IP, libc::IP_RECVTOS, bit::TOS),
@@ -76,6 +80,8 @@ const ROWS: [Row; 24] = [
     flag(libc::IPPROTO_UDP, UDP_GRO, bit::GRO),
     flag(libc::IPPROTO_UDP, UDP_CORK, bit::CORK),
     flag(libc::IPPROTO_IPV6, IPV6_DONTFRAG, bit::DONTFRAG),
+    flag(libc::IPPROTO_IP, libc::IP_RECVERR, bit::ERRORS),
+    flag(libc::IPPROTO_IPV6, libc::IPV6_RECVERR, bit::ERRORS6),
     row(libc::IPPROTO_IP, libc::IP_TTL, 1, 0, 8),
     row(libc::IPPROTO_IP, libc::IP_TOS, 1, 8, 8),
     row(libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, 1, 16, 8),
@@ -122,6 +128,61 @@ pub(crate) fn can_be(level: c_int, name: c_int, value: c_int) -> bool {
     (level, name) != (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) || value as u32 & !known == 0
 }
 
+/// Options that are not in the table of values, and that have an effect.
+const OTHERS: [(c_int, c_int); 12] = [
+    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+    (libc::SOL_SOCKET, libc::SO_BROADCAST),
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR),
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT),
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
+    (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
+    (libc::SOL_SOCKET, 66), // SO_RCVTIMEO_NEW
+    (libc::SOL_SOCKET, 67), // SO_SNDTIMEO_NEW
+    (libc::SOL_SOCKET, libc::SO_SNDBUF),
+    (libc::SOL_SOCKET, libc::SO_RCVBUF),
+    (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE),
+    (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE),
+];
+
+/// Options without an effect on a UDP socket that is bound, on Linux either; those about groups have none without a membership.
+pub(crate) const WITHOUT_EFFECT: [(c_int, c_int); 12] = [
+    (libc::SOL_SOCKET, libc::SO_DEBUG),
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::SOL_SOCKET, libc::SO_LINGER),
+    (libc::SOL_SOCKET, libc::SO_OOBINLINE),
+    (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+    (libc::IPPROTO_IP, libc::IP_FREEBIND),
+    (libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT),
+    (libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP),
+    (libc::IPPROTO_IP, libc::IP_MULTICAST_ALL),
+    (libc::IPPROTO_IPV6, 78), // IPV6_FREEBIND
+    (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP),
+    (libc::IPPROTO_IPV6, 29), // IPV6_MULTICAST_ALL
+];
+
+/// Whether an option of a socket that the stack has can be set to that. The kernel checks the value, too.
+///
+/// # Errors
+/// The kernel's error on a new socket, or the error of a Linux that lacks the option or the value.
+///
+/// # Safety
+/// `value` is of `len` bytes.
+pub(crate) unsafe fn check(
+    v6: bool,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> Result<(), Errno> {
+    let is_there =
+        has(level, name) || OTHERS.contains(&(level, name)) || WITHOUT_EFFECT.contains(&(level, name));
+    if is_there {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise.
+    unsafe { refuse(&Fresh::datagrams(v6)?, level, name, value, len) }
+}
+
 /// Sets an option to a value that the kernel has checked.
 pub(crate) fn set(session: &Session, level: c_int, name: c_int, value: c_int) {
     let Some(row) = find(level, name) else { return };
@@ -151,6 +212,9 @@ pub(crate) fn of_kernel(fd: c_int, v6: bool) -> [u32; 4] {
 pub(crate) fn give(session: &Session, all: [u32; 4]) {
     for (word, value) in words(session).into_iter().zip(all) {
         word.store(value, Ordering::Relaxed);
+    }
+    if all[0] & (bit::ERRORS | bit::ERRORS6) != 0 {
+        session.mark();
     }
 }
 
@@ -191,9 +255,4 @@ pub(crate) fn kept_name(level: c_int, name: c_int) -> u32 {
 pub(crate) fn may_broadcast(session: &Session) -> bool {
     let kept = session.slot.kept.get(kept_name(libc::SOL_SOCKET, libc::SO_BROADCAST));
     kept.is_some_and(|value| value != 0)
-}
-
-/// Allows broadcasts, as the replaced kernel socket did.
-pub(crate) fn allow_broadcast(session: &Session) {
-    session.slot.kept.set(kept_name(libc::SOL_SOCKET, libc::SO_BROADCAST), 1);
 }

@@ -1,6 +1,8 @@
 //! Datagram sockets on the stack.
 
+mod again;
 pub(crate) mod cork;
+pub(crate) mod errors;
 
 use core::ffi::c_int;
 use core::net::{IpAddr, SocketAddr};
@@ -34,6 +36,8 @@ const SENT_SEGMENTS: usize = 128;
 /// Limits of a joined datagram: the number of datagrams in it, and its length.
 const MOST_SEGMENTS: usize = 64;
 const MOST_BYTES: usize = 65_535;
+/// Bytes that the stack has not taken, after which it is looked whether it is there.
+const LATE: u64 = 4096;
 
 /// The peer of a connected socket.
 pub(crate) fn peer(session: &Session) -> Option<SocketAddr> {
@@ -43,6 +47,10 @@ pub(crate) fn peer(session: &Session) -> Option<SocketAddr> {
 
 /// Connects the socket: it sends to one peer, and receives from nobody else. `None` undoes it.
 pub(crate) fn connect(session: &Session, to: Option<SocketAddr>) -> Result<(), Errno> {
+    let session = &if session.is_lost() || session.is_orphan() { again::now(session.fd)? } else { *session };
+    if to.is_some_and(|to| link::is_broadcast(to.ip())) && !options::may_broadcast(session) {
+        return Err(libc::EACCES);
+    }
     let mut question = Question::new(Call::Connect, session.slot.identity.number.load(Ordering::Relaxed), 0);
     question.remote = to;
     question.local = Some(SocketAddr::new(address::unspecified(session.entry.v6), 0));
@@ -66,7 +74,27 @@ pub(crate) unsafe fn receive(
     buffers: Buffers<'_>,
     how: c_int,
 ) -> Result<Option<Received>, Errno> {
-    if how & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+    let (mut session, waits) = (*session, how & libc::MSG_DONTWAIT == 0);
+    loop {
+        if session.is_lost() {
+            session = again::wait(session.fd, waits)?;
+        }
+        // SAFETY: the caller's promise.
+        match unsafe { receive_here(&session, buffers, how) } {
+            Err(again::GONE) => session = again::wait(session.fd, waits)?,
+            received => return received,
+        }
+    }
+}
+
+/// # Safety
+/// The buffers are the program's to be written.
+unsafe fn receive_here(
+    session: &Session,
+    buffers: Buffers<'_>,
+    how: c_int,
+) -> Result<Option<Received>, Errno> {
+    if how & libc::MSG_OOB != 0 {
         return Err(libc::EAGAIN);
     }
     loop {
@@ -80,9 +108,13 @@ pub(crate) unsafe fn receive(
             return Ok(received);
         }
         if how & libc::MSG_DONTWAIT != 0 {
-            return Err(libc::EAGAIN);
+            return Err(if session.is_orphan() { again::GONE } else { libc::EAGAIN });
         }
-        if !session.wait_readable()? {
+        let comes = session.wait_readable();
+        if matches!(comes, Ok(false) | Err(libc::ECONNRESET)) && session.is_orphan() {
+            return Err(again::GONE);
+        }
+        if !comes? {
             return match session.wants(wish::NO_READ) {
                 true if session.is_nonblocking() => Err(libc::EAGAIN),
                 true => Ok(None),
@@ -220,20 +252,21 @@ fn part<'a>(
 
 /// Whether the stack sends datagrams to an address, as far as that is known here.
 fn may_be_sent_to(session: &Session, to: IpAddr) -> Result<(), Errno> {
-    if matches!(to, IpAddr::V4(to) if to.is_broadcast()) && !options::may_broadcast(session) {
+    if link::is_broadcast(to) && !options::may_broadcast(session) {
         return Err(libc::EACCES);
     }
     if to.is_unspecified() || to.is_loopback() { Err(libc::ENETUNREACH) } else { Ok(()) }
 }
 
 /// Checks the length of a datagram. Segments and unfragmented datagrams must fit the path MTU.
-fn check_len(session: &Session, more: &More, v6: bool, len: usize) -> Result<(), Errno> {
+fn check_len(session: &Session, more: &More, to: SocketAddr, len: usize) -> Result<(), Errno> {
     let segment = usize::from(more.segment);
     let piece = if segment > 0 { len.min(segment) } else { len };
     let mtu = session.slot.mtu().load(Ordering::Relaxed) as usize;
-    let headers = if v6 { 48 } else { 28 };
+    let headers = if to.is_ipv6() { 48 } else { 28 };
     let must_fit = segment > 0 || matches!(more.path_mtu(), PathMtu::Do | PathMtu::Probe);
     if must_fit && mtu > 0 && headers + piece > mtu {
+        errors::too_long(session, to);
         return Err(libc::EMSGSIZE);
     }
     if segment > 0 && len > segment * SENT_SEGMENTS { Err(libc::EINVAL) } else { Ok(()) }
@@ -244,6 +277,27 @@ fn check_len(session: &Session, more: &More, v6: bool, len: usize) -> Result<(),
 /// # Safety
 /// The buffers can be read.
 pub(crate) unsafe fn send(
+    session: &Session,
+    buffers: Buffers<'_>,
+    how: c_int,
+    to: Option<SocketAddr>,
+    control: &Control,
+) -> Result<usize, Errno> {
+    let session = if session.is_lost() { again::now(session.fd)? } else { *session };
+    // SAFETY: the caller's promise.
+    match unsafe { send_here(&session, buffers, how, to, control) } {
+        Err(again::GONE) => {
+            let session = again::now(session.fd)?;
+            // SAFETY: as above.
+            unsafe { send_here(&session, buffers, how, to, control) }
+        }
+        sent => sent,
+    }
+}
+
+/// # Safety
+/// The buffers are the program's to be read.
+unsafe fn send_here(
     session: &Session,
     buffers: Buffers<'_>,
     how: c_int,
@@ -261,7 +315,11 @@ pub(crate) unsafe fn send(
     if peer.port() == 0 {
         return Err(libc::EINVAL);
     }
-    let len = Some(buffers.len()).filter(|len| *len <= longest(peer)).ok_or(libc::EMSGSIZE)?;
+    let len = buffers.len();
+    if len > longest(peer) {
+        errors::too_long(session, peer);
+        return Err(libc::EMSGSIZE);
+    }
     may_be_sent_to(session, peer.ip())?;
     if let Some(error) = session.take_error() {
         return Err(error);
@@ -301,21 +359,30 @@ unsafe fn send_whole(
     how: c_int,
 ) -> Result<usize, Errno> {
     let len = buffers.len();
-    check_len(session, &header.more, header.peer.is_ipv6(), len)?;
+    check_len(session, &header.more, header.peer, len)?;
     if len <= usize::from(header.more.segment) {
         header.more.segment = 0;
     }
     header.len = len as u16;
+    let (tail, edge) = session.slot.sent();
+    // A stack that takes nothing may be gone. The kernel is asked once in 4 KB.
+    let asks = tail - edge.min(tail) >= LATE && tail / LATE != (tail + record_len(header.len) as u64) / LATE;
+    if asks && session.is_orphan() {
+        return Err(again::GONE);
+    }
     loop {
         // SAFETY: the caller's promise.
         let put = unsafe { put(session, &header, buffers) }?;
         if put == Put::Done {
             return Ok(len);
         }
+        if put == Put::Full && session.is_orphan() {
+            return Err(again::GONE);
+        }
         if put == Put::Interrupts || how & libc::MSG_DONTWAIT != 0 || session.is_nonblocking() {
             return Err(libc::EAGAIN);
         }
-        session.wait_gate()?;
+        session.wait_gate().map_err(|error| if session.is_orphan() { again::GONE } else { error })?;
     }
 }
 
@@ -369,8 +436,17 @@ unsafe fn put(session: &Session, header: &Header, buffers: Buffers<'_>) -> Resul
     Ok(Put::Full)
 }
 
+/// Whether there is a datagram to be read.
+fn has_data(session: &Session) -> bool {
+    let _lock = Held::new(&session.slot.wishes.reading);
+    session.reader().is_ok_and(|reader| reader.available() > 0)
+}
+
 /// Length of the next datagram, 0 without one.
 pub(crate) fn next_len(session: &Session) -> Result<usize, Errno> {
+    if session.is_lost() {
+        return Ok(0);
+    }
     let _lock = Held::new(&session.slot.wishes.reading);
     let reader = session.reader()?;
     let mut header = [0; HEADER_LEN];

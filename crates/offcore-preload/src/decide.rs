@@ -90,14 +90,14 @@ fn become_session(
     // A stream without options gets the stack's defaults.
     let has = entry.kind == Kind::OpenDatagrams || entry.generation & open::SET != 0;
     let options = has.then(|| Options::of(fd, entry, end));
-    let buffers = (has && kind == Kind::Stream).then(|| stream_options::buffers(fd, entry.v6));
+    let buffers = has.then(|| stream_options::buffers(fd, entry.v6));
     if let Ok(owner @ 1..) = sys::fcntl(fd, libc::F_GETOWN, 0) {
         let _ = sys::fcntl(end, libc::F_SETOWN, owner);
     }
     for fd in descriptors(fd, entry) {
         let cloexec = sys::fcntl(fd, libc::F_GETFD, 0).unwrap_or(0) as c_int & libc::FD_CLOEXEC;
         let flags = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
-        polled::carry_over(fd, listens, || {
+        polled::carry_over(fd, listens || kind == Kind::Datagrams, || {
             if sys::dup3(end, fd, flags).is_ok() {
                 table::set(fd, Some(new));
             }
@@ -118,14 +118,23 @@ fn become_session(
     Ok(session)
 }
 
+/// Options of datagram sockets that their slots keep by name.
+const KEPT: [(c_int, c_int); 4] = [
+    (libc::SOL_SOCKET, libc::SO_BROADCAST),
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR),
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT),
+    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+];
+
 /// Options of a socket of the kernel's that a session has, too.
 struct Options {
     wishes: u32,
     keep: [c_int; 3],
     told: u32,
-    broadcasts: bool,
     /// Options of a datagram socket, stored instead of `keep`.
     datagrams: Option<[u32; 4]>,
+    /// Values of the options in [`KEPT`].
+    kept: [c_int; KEPT.len()],
 }
 
 impl Options {
@@ -146,10 +155,13 @@ impl Options {
         let keep = keep.map(|name| sys::int_option(fd, libc::IPPROTO_TCP, name));
         // Those that a listener accepts have them, too.
         let told = if copy_times(fd, end) { wish::TIMED } else { 0 };
-        let broadcasts = sys::int_option(fd, libc::SOL_SOCKET, libc::SO_BROADCAST) != 0;
         let datagrams = entry.kind == Kind::OpenDatagrams;
         let datagrams = datagrams.then(|| datagram_options::of_kernel(fd, entry.v6));
-        Self { wishes, keep, told, broadcasts, datagrams }
+        let kept = KEPT.map(|(level, name)| match level {
+            libc::IPPROTO_IPV6 if !entry.v6 => 0,
+            _ => sys::int_option(fd, level, name),
+        });
+        Self { wishes, keep, told, datagrams, kept }
     }
 
     fn give(&self, session: &Session) {
@@ -160,11 +172,11 @@ impl Options {
         wishes.keep_count.store(count as u32, Ordering::Relaxed);
         if let Some(options) = self.datagrams {
             datagram_options::give(session, options);
+            for ((level, name), value) in KEPT.into_iter().zip(self.kept).filter(|(_, value)| *value != 0) {
+                session.slot.kept.set(datagram_options::kept_name(level, name), value as u32);
+            }
         }
         wishes.told.fetch_or(self.told, Ordering::AcqRel);
-        if self.broadcasts && session.is_datagrams() {
-            datagram_options::allow_broadcast(session);
-        }
         if self.wishes != 0 {
             wishes.options.fetch_or(self.wishes, Ordering::AcqRel);
             session.slot.inherit_cork();
@@ -190,7 +202,11 @@ pub(crate) fn copy_times(from: c_int, to: c_int) -> bool {
 }
 
 /// Asks for a session instead of `fd`.
-fn ask_session(fd: c_int, question: &Question, descriptors: &[c_int]) -> Result<(Where, c_int), Errno> {
+pub(crate) fn ask_session(
+    fd: c_int,
+    question: &Question,
+    descriptors: &[c_int],
+) -> Result<(Where, c_int), Errno> {
     // The stack makes a listener that it is given non-blocking.
     let status = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) & libc::O_NONBLOCK as usize;
     let (answer, received) = link::ask(question, descriptors)?;
@@ -390,7 +406,7 @@ pub(crate) fn listen_again(kernel: c_int, v6: bool) -> Result<(Where, c_int), Er
     Ok((found, end))
 }
 
-/// Copies the options of a dead stack's listener.
+/// Copies the options of a listener or a datagram socket of a dead stack.
 pub(crate) fn inherit(session: &Session, old: &Slot) {
     session.slot.kept.inherit(&old.kept);
     let (from, to) = (&old.wishes, &session.slot.wishes);
@@ -400,6 +416,9 @@ pub(crate) fn inherit(session: &Session, old: &Slot) {
         (&from.keep_interval, &to.keep_interval),
         (&from.keep_count, &to.keep_count),
         (&from.told, &to.told),
+        (&from.untold, &to.untold),
+        (&from.send_buffer, &to.send_buffer),
+        (&from.receive_buffer, &to.receive_buffer),
     ] {
         to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
     }
@@ -438,6 +457,14 @@ fn go(fd: c_int, entry: Entry, to: SocketAddr, call: Call) -> Result<Decided, Er
         say(Goes::Kernel(why));
         leave(fd, entry);
         return Ok(Decided::Kernel);
+    }
+    // The stack tells a process its broadcast addresses when it links itself. A failure is told below.
+    if entry.kind == Kind::OpenDatagrams
+        && link::ensure().is_ok()
+        && link::is_broadcast(to.ip())
+        && sys::int_option(fd, libc::SOL_SOCKET, libc::SO_BROADCAST) == 0
+    {
+        return Err(libc::EACCES);
     }
     // IP_BIND_ADDRESS_NO_PORT binds an address without a port.
     let bound = address::of_kernel(fd).filter(|local| local.port() != 0 || !local.ip().is_unspecified());

@@ -9,7 +9,9 @@
 //! * `stream` and `datagrams`: what is sent and received,
 //! * `session`, `lock`: a session among threads and processes,
 //! * `table`: which descriptors are sessions; `polled`: what epoll sets have of those that are not yet,
-//! * `link`: the process's link to the stack; `listeners`: listeners that move to the next stack, with `kernel_listeners`.
+//! * `environment`, `programs`: executed programs get the library, and which do not,
+//! * `link`: the process's link to the stack; `listeners`: listeners that move to the next stack, with `kernel_listeners`; `lost`:
+//!   datagram sockets that do.
 //!
 //! The library runs inside of other people's calls, in signal handlers and after `fork`. So it has no standard library, asks
 //! for no memory on the way of data, has no thread-local state, and makes system calls of its own (`sys`). What is no
@@ -29,12 +31,16 @@ mod control;
 mod datagram_options;
 mod datagrams;
 mod decide;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may")]
+mod documented_options;
 mod environment;
 mod explain;
 mod kernel_listeners;
 mod link;
 mod listeners;
 mod lock;
+mod lost;
 mod options;
 mod polled;
 mod programs;

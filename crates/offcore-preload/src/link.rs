@@ -8,15 +8,18 @@
 mod exchange;
 
 use core::ffi::{c_int, c_uint};
+use core::net::IpAddr;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use offcore_session::control::{Control, Owner, Processes};
 use offcore_session::message::{Answer, Call, Question};
+use offcore_session::slot::Slot;
 use offcore_session::{Segments, place::SEGMENT};
 
 use crate::environment;
 use crate::kernel_listeners;
+use crate::lost;
 use crate::report;
 use crate::step::{Failed, Step};
 use crate::sys::{self, Errno};
@@ -131,6 +134,14 @@ fn link_late() -> u32 {
 pub(crate) fn lives(owner: Owner) -> bool {
     // SAFETY: null, or pages that are mapped for ever and have no bytes but atomics.
     unsafe { PROCESSES.load(Ordering::Acquire).as_ref() }.is_some_and(|processes| processes.lives(owner))
+}
+
+/// Whether an address is a broadcast address: of a network of the stack, or 255.255.255.255.
+pub(crate) fn is_broadcast(address: IpAddr) -> bool {
+    let IpAddr::V4(address) = address else { return false };
+    // SAFETY: as above.
+    let page = unsafe { PROCESSES.load(Ordering::Acquire).as_ref() };
+    address.is_broadcast() || page.is_some_and(|page| page.is_broadcast(address))
 }
 
 /// Whether this is the process that was linked, and not its child by `vfork`, which shares its memory.
@@ -318,13 +329,24 @@ fn take(own: &Own, socket: c_int, received: Received, inherited: c_int) -> Resul
 fn forget_sessions() {
     kernel_listeners::forget_names();
     for (fd, entry) in table::all(table::DESCRIPTORS) {
-        if matches!(entry.kind, Kind::Stream | Kind::Datagrams) {
-            table::set(fd, Some(Entry { kind: Kind::Dead, ..entry }));
+        let slot =
+            entry.slot().filter(|_| entry.kind == Kind::Datagrams).and_then(|place| Mapped.slot(place));
+        match (entry.kind, slot) {
+            (Kind::Datagrams, Some(slot)) => drop(lose(fd, entry, slot)),
+            (Kind::Stream | Kind::Datagrams, _) => {
+                table::set(fd, Some(Entry { kind: Kind::Dead, ..entry }));
+            }
+            _ => {}
         }
     }
     for (address, _) in &SEGMENTS {
         address.store(ptr::null_mut(), Ordering::Release);
     }
+}
+
+/// The stack of a datagram socket is gone. Returns its new entry.
+pub(crate) fn lose(fd: c_int, entry: Entry, slot: &'static Slot) -> Entry {
+    lost::keep(fd, entry, slot, INSTANCE.load(Ordering::Relaxed))
 }
 
 /// Maps segments that are not mapped, from number `first` on.

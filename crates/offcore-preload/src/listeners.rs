@@ -22,7 +22,7 @@ use crate::sys::{self, Errno};
 use crate::table::{self, Entry, Kind};
 
 /// Milliseconds between two attempts to reach a stack.
-const LOOK: u64 = 200;
+pub(crate) const LOOK: u64 = 200;
 
 /// The result of an attempt.
 enum Made {
@@ -52,7 +52,7 @@ pub(crate) fn make_again(fd: c_int) -> Result<(), Errno> {
 }
 
 /// Ends the program if `--on-loss exit` was given.
-fn exit_on_loss() {
+pub(crate) fn exit_on_loss() {
     if environment::exits_on_loss() {
         report::lost();
         sys::exit(1);
@@ -121,16 +121,16 @@ fn make(fd: c_int) -> Result<Made, Errno> {
     }
 }
 
-/// Ends a process that may not listen on the new stack. Its supervisor sees the exit code. The pause limits the rate of a
+/// Ends a process that may not have its address at the new stack. Its supervisor sees the exit code. The pause limits the rate of a
 /// supervisor that restarts it at once.
-fn give_up(error: Errno) -> ! {
+pub(crate) fn give_up(error: Errno) -> ! {
     report::not_again(error);
     sys::sleep(1000);
     sys::exit(1)
 }
 
-/// Replaces all descriptors of a listener by `end`.
-fn replace(fd: c_int, old: Entry, end: c_int, new: Entry) -> Option<Session> {
+/// Replaces all descriptors of a socket by `end`.
+pub(crate) fn replace(fd: c_int, old: Entry, end: c_int, new: Entry) -> Option<Session> {
     let status = sys::fcntl(fd, libc::F_GETFL, 0).unwrap_or(0) & libc::O_NONBLOCK as usize;
     let _ = sys::fcntl(end, libc::F_SETFL, status);
     for (fd, _) in table::all(table::DESCRIPTORS).filter(|(_, other)| *other == old) {
@@ -146,8 +146,8 @@ fn replace(fd: c_int, old: Entry, end: c_int, new: Entry) -> Option<Session> {
     session::get(fd)
 }
 
-/// Replaces a listener's descriptors by a timer, or reads the timer.
-fn wait_by_timer(fd: c_int, entry: Entry) {
+/// Replaces a socket's descriptors by a timer, or reads the timer.
+pub(crate) fn wait_by_timer(fd: c_int, entry: Entry) {
     if sys::is_timer_taken(fd) {
         return;
     }

@@ -183,7 +183,7 @@ pub(crate) unsafe fn set(
         (
             libc::SOL_SOCKET,
             libc::SO_SNDBUF | libc::SO_RCVBUF | libc::SO_SNDBUFFORCE | libc::SO_RCVBUFFORCE,
-        ) if !session.is_datagrams() => {
+        ) => {
             // SAFETY: the caller's promise.
             let size = unsafe { stream_options::buffer_of(session.entry.v6, name, value, len) }?;
             let sends = matches!(name, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE);
@@ -206,7 +206,7 @@ pub(crate) unsafe fn set(
 }
 
 /// Options for multicast membership, by level and name: none is supported.
-const MEMBERSHIPS: [(c_int, c_int); 10] = [
+pub(crate) const MEMBERSHIPS: [(c_int, c_int); 10] = [
     (libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP),
     (libc::IPPROTO_IP, libc::IP_DROP_MEMBERSHIP),
     (libc::IPPROTO_IP, libc::IP_ADD_SOURCE_MEMBERSHIP),
@@ -233,6 +233,8 @@ unsafe fn set_of_datagrams(
     if MEMBERSHIPS.contains(&(level, name)) {
         return Err(libc::ENODEV);
     }
+    // SAFETY: the caller's promise.
+    unsafe { datagram_options::check(session.entry.v6, level, name, value, len) }?;
     let is_known = datagram_options::has(level, name);
     // SAFETY: the caller's promise.
     if is_known && !datagram_options::can_be(level, name, unsafe { read::<c_int>(value, len) }?) {
@@ -250,6 +252,10 @@ unsafe fn set_of_datagrams(
     datagram_options::set(session, level, name, value);
     match (level, name, value) {
         (libc::IPPROTO_UDP, datagram_options::UDP_CORK, 0) => datagrams::cork::push(session),
+        (libc::IPPROTO_IP, libc::IP_RECVERR, _) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR, _) => {
+            session.mark();
+            Ok(())
+        }
         _ => Ok(()),
     }
 }
@@ -357,7 +363,7 @@ fn info(session: &Session) -> Result<libc::tcp_info, Errno> {
     let number = session.slot.identity.number.load(Ordering::Relaxed);
     let (answer, received) = link::ask(&Question::new(Call::Info, number, 0), &[])?;
     received.close();
-    let [state, rto, snd_mss, rcv_mss, unacked, rtt, rttvar, cwnd, ssthresh, retransmitted] = answer.info;
+    let [state, rto, snd_mss, rcv_mss, unacked, rtt, rttvar, cwnd, ssthresh, retransmitted, ..] = answer.info;
     info.tcpi_state = state as u8;
     info.tcpi_rto = rto;
     (info.tcpi_snd_mss, info.tcpi_rcv_mss, info.tcpi_advmss) = (snd_mss, rcv_mss, snd_mss);

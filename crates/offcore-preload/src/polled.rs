@@ -1,4 +1,4 @@
-//! Epoll registrations of undecided sockets and of listeners.
+//! Epoll registrations of undecided sockets, of listeners and of datagram sockets.
 //!
 //! When such a socket becomes a session, another file replaces its descriptor, and epoll drops the registration. Boost.Asio, Envoy,
 //! Netty and nginx add a socket before they connect it. So the library stores registrations and repeats them. Their number is
@@ -11,9 +11,11 @@ use core::slice;
 
 use libc::epoll_event;
 
+use crate::kernel_listeners;
 use crate::link;
 use crate::real;
 use crate::sys;
+use crate::table::{Entry, Kind};
 
 /// One descriptor in one epoll set.
 #[derive(Clone, Copy)]
@@ -169,6 +171,11 @@ pub(crate) fn remember(epoll: c_int, operation: c_int, fd: c_int, event: Option<
         Some(event) => registrations.set(epoll, fd, event),
         None => true,
     })
+}
+
+/// Whether the registrations of a descriptor are remembered: another file may take its place.
+pub(crate) fn is_remembered(entry: Entry) -> bool {
+    entry.is_open() || matches!(entry.kind, Kind::Datagrams | Kind::Lost) || kernel_listeners::is_kept(entry)
 }
 
 /// Drops the registrations of a closed or decided descriptor.

@@ -9,6 +9,7 @@ use offcore_session::{Place, Segments, app};
 
 use crate::link::{self, Mapped};
 use crate::lock::Held;
+use crate::lost;
 use crate::real;
 use crate::stream_options;
 use crate::sys::{self, Errno};
@@ -53,6 +54,7 @@ fn of_entry(fd: c_int, entry: Entry) -> Target {
     match entry.kind {
         Kind::OpenStream | Kind::OpenDatagrams => Target::Undecided(entry),
         Kind::Dead => Target::Dead,
+        Kind::Lost => Session::lost(fd, entry).map_or(Target::Dead, Target::Session),
         Kind::Stream | Kind::Datagrams => Session::new(fd, entry).map_or(Target::Kernel, Target::Session),
     }
 }
@@ -82,6 +84,23 @@ impl Session {
         Some(Self { fd, entry, place, slot })
     }
 
+    /// A datagram socket whose stack is gone. Its slot has its addresses and options; its FIFOs must not be used.
+    #[cold]
+    fn lost(fd: c_int, entry: Entry) -> Option<Self> {
+        Some(Self { fd, entry, place: Place::new(entry.place.max(1))?, slot: lost::slot(entry)? })
+    }
+
+    /// Whether it is such a socket.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.entry.kind == Kind::Lost
+    }
+
+    /// Whether its stack has closed the other end of a socket that is not over. A stack does that when it ends.
+    pub(crate) fn is_orphan(&self) -> bool {
+        let ended = self.wants(wish::END) && self.wants(wish::NO_READ) || self.is_over();
+        !sys::is_sandboxed() && !ended && sys::has_hung_up(self.fd)
+    }
+
     /// Tells those that get it otherwise than by a call here that the program's socket is of `AF_INET6`, if it is.
     pub(crate) fn note_family(&self) {
         if self.entry.v6 {
@@ -109,7 +128,7 @@ impl Session {
     }
 
     pub(crate) fn is_datagrams(&self) -> bool {
-        self.entry.kind == Kind::Datagrams
+        matches!(self.entry.kind, Kind::Datagrams | Kind::Lost)
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -165,18 +184,22 @@ impl Session {
     }
 
     fn take_failure(&self) -> Option<Errno> {
-        let error = self.slot.identity.take_failure()?;
+        let error = self.slot.identity.take_failure().filter(|_| !self.is_lost())?;
         if self.is_over() {
             let _ = sys::int_option(self.fd, libc::SOL_SOCKET, libc::SO_ERROR);
         }
+        self.settle_errors();
+        Some(error as Errno)
+    }
+
+    /// After an error of a datagram socket was told: the byte that has announced it is taken, unless there is data.
+    pub(crate) fn settle_errors(&self) {
         let _lock = Held::new(&self.slot.wishes.reading);
-        // The byte that has told of it goes, unless there is data.
         if let Ok(reader) = self.reader()
             && reader.available() == 0
         {
             self.settle(&reader, 0);
         }
-        Some(error as Errno)
     }
 
     /// An error of a datagram socket that a call has met after it has done something: the next one returns it.

@@ -18,7 +18,7 @@ use libc::{IPPROTO_IP as IP, IPPROTO_IPV6 as IPV6, IPPROTO_TCP as TCP, SOL_SOCKE
 
 /// Switches that have an effect; the others have none on a TCP socket of Linux either.
 #[cfg(test)]
-const EFFECTIVE: usize = 9;
+pub(crate) const EFFECTIVE: usize = 9;
 
 /// Bits of buffers whose size the program has set.
 const SO_BUF_LOCK: c_int = 72;
@@ -26,7 +26,7 @@ const SO_BUF_LOCK: c_int = 72;
 /// An option with two values, and the value other than the default. The slot keeps one bit.
 type Switch = (c_int, c_int, c_int);
 
-const SWITCHES: [Switch; 38] = [
+pub(crate) const SWITCHES: [Switch; 38] = [
     (SOCKET, libc::SO_REUSEADDR, 1),
     (SOCKET, libc::SO_REUSEPORT, 1),
     (SOCKET, libc::SO_OOBINLINE, 1),
@@ -196,7 +196,27 @@ pub(crate) unsafe fn check(
     if is_there {
         return Ok(());
     }
-    let fresh = Fresh::new(v6)?;
+    // SAFETY: the caller's promise.
+    unsafe { refuse(&Fresh::new(v6)?, level, name, value, len) }
+}
+
+/// Refuses an option that the stack lacks, except its default value. `fresh` is a new socket of the same kind.
+///
+/// # Errors
+/// The kernel's error, or the error of a Linux that lacks the option.
+///
+/// # Safety
+/// `value` is of `len` bytes.
+pub(crate) unsafe fn refuse(
+    fresh: &Fresh,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> Result<(), Errno> {
+    let number = (len as usize >= size_of::<c_int>() && !value.is_null())
+        // SAFETY: as long, as checked.
+        .then(|| unsafe { value.cast::<c_int>().read_unaligned() });
     let before = sys::socket_option(fresh.0, level, name, 0 as c_int);
     // SAFETY: the caller's promise.
     unsafe { sys::setsockopt(fresh.0, level, name, value, len as usize) }?;
@@ -367,134 +387,25 @@ fn usual(at: usize, v6: bool, level: c_int, name: c_int) -> c_int {
 }
 
 /// A new kernel socket, closed on drop.
-struct Fresh(c_int);
+pub(crate) struct Fresh(pub(crate) c_int);
 
 impl Fresh {
-    fn new(v6: bool) -> Result<Self, Errno> {
+    pub(crate) fn new(v6: bool) -> Result<Self, Errno> {
+        Self::of_kind(v6, libc::SOCK_STREAM)
+    }
+
+    pub(crate) fn datagrams(v6: bool) -> Result<Self, Errno> {
+        Self::of_kind(v6, libc::SOCK_DGRAM)
+    }
+
+    fn of_kind(v6: bool, kind: c_int) -> Result<Self, Errno> {
         let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
-        sys::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC).map(Self)
+        sys::socket(family, kind | libc::SOCK_CLOEXEC).map(Self)
     }
 }
 
 impl Drop for Fresh {
     fn drop(&mut self) {
         let _ = sys::close(self.0);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-    use std::fs;
-
-    use super::*;
-
-    const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/exec.md");
-    /// Prefixes of other constants in the headers.
-    const OTHER_NAMES: [&str; 13] = [
-        "IPV6_FL_",
-        "IP_PMTUDISC_",
-        "IP_DEFAULT_",
-        "IP_MAX_",
-        "IPV6_PMTUDISC_",
-        "IPV6_TLV_",
-        "IPV6_PREFER_",
-        "IPV6_PRIORITY_",
-        "IPV6_FLOWINFO_",
-        "TCP_MSS_",
-        "TCP_REPAIR_O",
-        "TCP_AO_",
-        "TCP_MD5SIG_MAXKEYLEN",
-    ];
-
-    /// Options that a header of Linux names: level, name and number.
-    fn options(header: &str, prefixes: &[(&str, c_int)]) -> Vec<(c_int, String, c_int)> {
-        let text = fs::read_to_string(format!("/usr/include/{header}")).unwrap();
-        let define = |line: &str| {
-            let mut words = line.strip_prefix("#define")?.split_whitespace();
-            let (name, number) = (words.next()?, words.next()?.parse().ok()?);
-            let (_, level) = prefixes.iter().find(|(prefix, _)| name.starts_with(prefix))?;
-            let other =
-                OTHER_NAMES.iter().any(|other| name.starts_with(other)) && name != "IPV6_FLOWINFO_SEND";
-            (!other).then(|| (*level, name.to_owned(), number))
-        };
-        let found: Vec<_> = text.lines().filter_map(define).collect();
-        assert!(found.len() > 20, "{header}: {found:?}");
-        found
-    }
-
-    /// The result of setting an option to another value than its default.
-    fn tried(v6: bool, level: c_int, name: c_int) -> Result<(), Errno> {
-        let fresh = Fresh::new(v6).unwrap();
-        let value: c_int = match (level, name) {
-            (TCP, libc::TCP_MAXSEG) => 1000,
-            (IP, libc::IP_MTU_DISCOVER) | (IPV6, libc::IPV6_MTU_DISCOVER) => libc::IP_PMTUDISC_DO,
-            _ if sys::int_option(fresh.0, level, name) == 1 => 0,
-            _ => 1,
-        };
-        let (at, len) = ((&raw const value).cast(), size_of::<c_int>());
-        // SAFETY: a value that lives until the calls return.
-        unsafe {
-            check(v6, level, name, at, len as socklen_t)?;
-            sys::setsockopt(fresh.0, level, name, at, len).map(drop)
-        }
-    }
-
-    /// The row of the documentation that lists an option.
-    fn group(level: c_int, name: &str, number: c_int) -> &'static str {
-        /// Options with a structure as value.
-        const STRUCTURES: [&str; 4] = ["SO_LINGER", "SO_RCVTIMEO", "SO_SNDTIMEO", "TCP_CONGESTION"];
-        let v6 = level == IPV6;
-        let fresh = Fresh::new(v6).unwrap();
-        let reads = sys::socket_option(fresh.0, level, number, 0 as c_int).is_some();
-        let without_effect = SWITCHES[EFFECTIVE..].iter().any(|(l, n, _)| (*l, *n) == (level, number));
-        match tried(v6, level, number) {
-            Ok(()) if without_effect => "Have none",
-            _ if STRUCTURES.iter().any(|start| name.starts_with(start)) => "Have their effect",
-            Ok(()) => "Have their effect",
-            Err(libc::ENOPROTOOPT) if reads && sys::set_int_option(fresh.0, level, number, 1).is_err() => {
-                "Can be read"
-            }
-            Err(_) => "Fail",
-        }
-    }
-
-    /// The documentation lists every option of Linux in the right row.
-    #[test]
-    fn documentation_lists_every_option() {
-        let all = [
-            options("asm-generic/socket.h", &[("SO_", SOCKET)]),
-            options("linux/in.h", &[("IP_", IP)]),
-            options("linux/in6.h", &[("IPV6_", IPV6)]),
-            options("linux/tcp.h", &[("TCP_", TCP)]),
-        ];
-        let mut rows: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-        for (level, name, number) in all.into_iter().flatten() {
-            let fresh = Fresh::new(level == IPV6).unwrap();
-            let absent = sys::set_int_option(fresh.0, level, number, 1) == Err(libc::ENOPROTOOPT)
-                && sys::socket_option(fresh.0, level, number, 0 as c_int).is_none();
-            let group = group(level, &name, number);
-            // A kernel that lacks an option shows nothing.
-            if group == "Fail" || !absent {
-                rows.entry(group).or_default().push(format!("`{name}`"));
-            }
-        }
-        let docs = fs::read_to_string(DOCS).unwrap();
-        let cell = |group: &str| {
-            let row = docs.lines().find(|line| line.starts_with(&format!("| {group} |"))).unwrap_or_default();
-            row.rsplit('|').nth(1).unwrap_or_default().split(',').map(str::trim).collect::<Vec<_>>()
-        };
-        let mut wrong = String::new();
-        for (group, names) in rows {
-            let mut listed = cell(group);
-            if group == "Can be read" || group == "Fail" {
-                // Kernels differ in this.
-                listed.extend(cell(if group == "Fail" { "Can be read" } else { "Fail" }));
-            }
-            if names.iter().any(|name| !listed.contains(&name.as_str())) {
-                wrong += &format!("| {group} | {} |\n", names.join(", "));
-            }
-        }
-        assert!(wrong.is_empty(), "docs/exec.md should have these rows:\n{wrong}");
     }
 }

@@ -4,7 +4,7 @@
 
 use core::ffi::c_int;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use offcore_session::Place;
 use offcore_session::message::Session;
@@ -28,11 +28,13 @@ pub(crate) enum Kind {
     OpenDatagrams = 4,
     /// A session of a stack that is gone.
     Dead = 5,
+    /// A datagram socket of a stack that is gone: see [`crate::lost`].
+    Lost = 6,
 }
 
 impl Kind {
     fn find(number: u64) -> Option<Self> {
-        [Self::Stream, Self::Datagrams, Self::OpenStream, Self::OpenDatagrams, Self::Dead]
+        [Self::Stream, Self::Datagrams, Self::OpenStream, Self::OpenDatagrams, Self::Dead, Self::Lost]
             .into_iter()
             .find(|kind| *kind as u64 == number)
     }
@@ -105,6 +107,7 @@ impl Entry {
 static WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 /// One more than the highest descriptor that has ever been something.
 static END: AtomicUsize = AtomicUsize::new(0);
+static DATAGRAMS: AtomicBool = AtomicBool::new(false);
 
 /// Makes the table. Without it no descriptor is a session.
 pub(crate) fn make() {
@@ -130,9 +133,18 @@ pub(crate) fn get(fd: c_int) -> Option<Entry> {
     }
 }
 
+/// Whether a descriptor was a datagram socket on the stack at any time.
+#[inline]
+pub(crate) fn has_datagrams() -> bool {
+    DATAGRAMS.load(Ordering::Relaxed)
+}
+
 /// Says what a descriptor is. `false`: there is no room in the table for it.
 pub(crate) fn set(fd: c_int, entry: Option<Entry>) -> bool {
     let word = word(fd);
+    if entry.is_some_and(|entry| entry.kind == Kind::Datagrams) {
+        DATAGRAMS.store(true, Ordering::Relaxed);
+    }
     if let Some(word) = word {
         if entry.is_some() {
             END.fetch_max(fd as usize + 1, Ordering::AcqRel);

@@ -91,7 +91,23 @@ impl<'a> Buffers<'a> {
         self.meet(skip, spans, |ours, shared, len| unsafe { ptr::copy_nonoverlapping(ours, shared, len) })
     }
 
-    /// Copies the whole buffers to `to`.
+    /// Copies bytes of the library's own to the buffers; how many.
+    ///
+    /// # Safety
+    /// The buffers are the program's to be written.
+    pub(crate) unsafe fn put(self, bytes: &[u8]) -> usize {
+        let mut rest = bytes;
+        for (to, len) in self.from(0) {
+            let (here, behind) = rest.split_at(len.min(rest.len()));
+            // SAFETY: the caller's promise; they do not overlap.
+            // copy-ok: a few bytes of an error
+            unsafe { ptr::copy_nonoverlapping(here.as_ptr(), to, here.len()) };
+            rest = behind;
+        }
+        bytes.len() - rest.len()
+    }
+
+    /// Copies all of the buffers to `to`.
     ///
     /// # Safety
     /// The buffers can be read, and `to` has room for them.

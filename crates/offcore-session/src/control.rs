@@ -8,6 +8,8 @@
 //! once. It sleeps only after it has stored `asleep`, executed a full fence and found no mark; who marks executes a full
 //! fence between the mark and the look at `asleep`.
 
+use core::net::Ipv4Addr;
+
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Sessions of an application, at most.
@@ -18,6 +20,8 @@ pub const SESSIONS: usize = 1 << 16;
 pub const SESSIONS: usize = 64;
 /// Processes of an application, at most.
 pub const PROCESSES: usize = 1 << 10;
+/// The maximum number of broadcast addresses that an application knows.
+pub const BROADCASTS: usize = 64;
 const WORDS: usize = SESSIONS / 64;
 
 /// The page, or rather pages, that both sides write.
@@ -129,17 +133,34 @@ impl Control {
 }
 
 /// Which of an application's processes live. The stack gives a process a number and a generation; the entry of that number
-/// is the generation while it lives.
+/// is the generation while it lives. The page also has the broadcast addresses of the stack's IPv4 networks: a send to one
+/// needs `SO_BROADCAST`.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Processes {
     generations: [AtomicU32; PROCESSES],
+    /// The first 0 ends the list.
+    broadcasts: [AtomicU32; BROADCASTS],
 }
 
 impl Processes {
     /// The stack: process `number` has begun, or (with 0) is gone.
     pub fn set(&self, number: usize, generation: u32) {
         self.generations[number % PROCESSES].store(generation, Ordering::Release);
+    }
+
+    /// The stack stores the broadcast addresses of its networks, the first [`BROADCASTS`] of them.
+    pub fn set_broadcasts(&self, addresses: impl Iterator<Item = Ipv4Addr>) {
+        let addresses = addresses.map(Ipv4Addr::to_bits).chain(core::iter::repeat(0));
+        for (word, address) in self.broadcasts.iter().zip(addresses) {
+            word.store(address, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether an address is the broadcast address of a network of the stack.
+    pub fn is_broadcast(&self, address: Ipv4Addr) -> bool {
+        let words = self.broadcasts.iter().map(|word| word.load(Ordering::Relaxed));
+        words.take_while(|word| *word != 0).any(|word| word == address.to_bits())
     }
 
     /// Whether the holder of a lock lives. The stack does, and has a lock for some instructions only.

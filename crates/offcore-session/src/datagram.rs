@@ -9,6 +9,12 @@ use crate::place::{Place, Segments};
 pub const HEADER_LEN: usize = 64;
 const ALIGN: usize = 8;
 
+/// Bits of [`Wishes::keep_idle`](crate::slot::Wishes::keep_idle) of a datagram socket that the stack reads: `IP_RECVERR`. Other
+/// bits are the application's own.
+pub const HEARS_ERRORS: u32 = 1 << 14;
+/// `IPV6_RECVERR`.
+pub const HEARS_ERRORS_6: u32 = 1 << 15;
+
 /// What stands in front of a datagram's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {

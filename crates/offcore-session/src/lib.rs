@@ -81,6 +81,7 @@ pub mod slot;
 mod sync;
 #[cfg(feature = "stack")]
 mod table;
+pub mod undelivered;
 pub mod wake;
 
 pub use app::{Span, Spans};

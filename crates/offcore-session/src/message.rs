@@ -20,11 +20,12 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::slot::OPTIONS;
+use crate::undelivered;
 
 /// The first word of [`Hello`] and [`Welcome`].
 pub const MAGIC: u32 = u32::from_le_bytes(*b"OFFC");
 /// The second one.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// In place of a version: somebody only asks which one the stack has, and whether its user may attach. [`Welcome`] tells, and
 /// the socket is closed.
 pub const ASK: u32 = 0;
@@ -87,6 +88,10 @@ pub enum Call {
     Info = 6,
     /// A new process that has this socket from its parent wants one of its own, and may not be able to connect.
     Fork = 7,
+    /// The oldest error of datagram socket `number` in [`Answer::info`], as [`Undelivered`](crate::undelivered::Undelivered) has
+    /// it; `EAGAIN` for an empty queue. A `value` other than 0 is an MTU: the question adds the error of a datagram to `remote`
+    /// that is longer.
+    Undelivered = 8,
 }
 
 /// No session.
@@ -122,10 +127,10 @@ pub struct Answer {
     pub info: [u32; INFO],
 }
 
-/// Words of [`Answer::info`]: the state as Linux numbers it, retransmission timeout, our and the peer's segment size, segments
+/// Words of [`Answer::info`]. Of [`Call::Info`] they are the state as Linux numbers it, retransmission timeout, our and the peer's segment size, segments
 /// sent and not acknowledged, round trip time and its variation in microseconds, congestion window and slow start threshold in
 /// segments, retransmissions.
-pub const INFO: usize = 10;
+pub const INFO: usize = undelivered::WORDS;
 
 /// Where a session is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -252,8 +257,16 @@ impl Welcome {
 }
 
 impl Call {
-    const ALL: [Self; 7] =
-        [Self::Segments, Self::Bind, Self::Connect, Self::Listen, Self::Adopt, Self::Info, Self::Fork];
+    const ALL: [Self; 8] = [
+        Self::Segments,
+        Self::Bind,
+        Self::Connect,
+        Self::Listen,
+        Self::Adopt,
+        Self::Info,
+        Self::Fork,
+        Self::Undelivered,
+    ];
 }
 
 impl Question {

@@ -127,4 +127,18 @@ mod tests {
         assert!(Owner::new(0, 0).is_none() && Owner::new(0, Owner::GENERATIONS + 1).is_none());
         assert!(Owner::new(0, Owner::GENERATIONS).unwrap().word() < 1 << 31);
     }
+
+    #[test]
+    fn broadcast_addresses_are_told() {
+        let shared = Shared::new().unwrap();
+        let [first, second] = [[10, 0, 0, 255], [10, 1, 255, 255]].map(std::net::Ipv4Addr::from);
+        let is = |address| shared.processes().is_broadcast(address);
+        assert!(!is(first) && !is(std::net::Ipv4Addr::UNSPECIFIED));
+        shared.processes().set_broadcasts([first, second].into_iter());
+        assert!(is(first) && is(second));
+        shared.processes().set_broadcasts([second].into_iter());
+        assert!(!is(first) && is(second), "an address that is gone");
+        shared.processes().set_broadcasts(std::iter::repeat_n(first, 1000));
+        assert!(is(first) && !is(second));
+    }
 }

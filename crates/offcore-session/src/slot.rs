@@ -25,6 +25,7 @@
 //! | 32 | 8 | stack | `buffer`: transmit: bytes that the application may have written and the stack has not freed |
 //! | 40 | 4 | stack | `answered`: transmit: the last `asks` that the stack has answered |
 //! | 44 | 4 | stack | `mtu`: transmit, of datagrams: see [`Slot::mtu`] |
+//! | 48 | 4 | stack | `undelivered`: transmit, of datagrams: see [`Slot::undelivered`] |
 //! | 56 | 8 | stack | `urgent`: receive: the position after the urgent byte, or 0 |
 //! | 64 | 8 | application | `index`: receive: the head, up to which it is consumed; transmit: the tail, up to which it is written |
 //! | 72 | 4 | application | `writing`: transmit: 1 while the application uses what `limit` gave it |
@@ -243,7 +244,8 @@ pub(crate) struct Half {
     buffer: AtomicU64,
     answered: AtomicU32,
     mtu: AtomicU32,
-    stack_rest: [AtomicU32; 2],
+    undelivered: AtomicU32,
+    stack_rest: [AtomicU32; 1],
     urgent: AtomicU64,
     index: AtomicU64,
     writing: AtomicU32,
@@ -375,6 +377,11 @@ impl Slot {
         &self.tx.mtu
     }
 
+    /// How many errors of a datagram socket wait to be read from its error queue.
+    pub fn undelivered(&self) -> &AtomicU32 {
+        &self.tx.undelivered
+    }
+
     /// The position of the urgent byte, if there is one.
     pub fn urgent(&self) -> Option<u64> {
         self.rx.urgent.load(Ordering::Acquire).checked_sub(1)
@@ -401,8 +408,8 @@ impl Half {
         for word in words.into_iter().chain([&self.held_from, &self.held_to, &self.urgent]) {
             word.store(0, Ordering::Relaxed);
         }
-        let words = [&self.answered, &self.mtu, &self.writing, &self.gap, &self.asks].into_iter();
-        for word in words.chain(&self.stack_rest).chain(&self.app_rest) {
+        let words = [&self.answered, &self.mtu, &self.undelivered, &self.writing, &self.gap, &self.asks];
+        for word in words.into_iter().chain(&self.stack_rest).chain(&self.app_rest) {
             word.store(0, Ordering::Relaxed);
         }
         self.describe(Map::EMPTY);

@@ -60,6 +60,7 @@ mod tcb;
 mod timewait;
 mod to_many;
 mod udp;
+mod undelivered;
 mod wheel;
 
 pub use addr::{AppId, ConnId, FlowKey, overlap};

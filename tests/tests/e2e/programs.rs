@@ -46,6 +46,11 @@ fn epoll() {
 }
 
 #[test]
+fn errors() {
+    same_twice("errors", 62);
+}
+
+#[test]
 fn exhausted() {
     same_twice("exhausted", 12);
 }
@@ -119,4 +124,4 @@ macro_rules! on_stack {
     };
 }
 
-on_stack! { connect control cork descriptors ending epoll exhausted files fortify listen options polling processes servers stdio stream threads udp }
+on_stack! { connect control cork descriptors ending epoll errors exhausted files fortify listen options polling processes servers stdio stream threads udp }

@@ -43,6 +43,7 @@ mod waking;
 mod wire;
 
 use std::collections::{HashMap, VecDeque};
+use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
@@ -145,6 +146,8 @@ pub struct Serve {
     generation: u32,
     /// Sessions that are announced at the end of the turn.
     announced: Vec<(usize, u32)>,
+    /// The broadcast addresses that applications know.
+    broadcasts: Vec<Ipv4Addr>,
     /// Listeners and datagram sockets by port, and what is only bound.
     ports: Ports,
     bound: Ports,
@@ -215,6 +218,7 @@ impl Serve {
             guests: VecDeque::new(),
             generation: 0,
             announced: Vec::new(),
+            broadcasts: Vec::new(),
             ports: Ports::new(),
             bound: Ports::new(),
             cpus,
@@ -263,6 +267,7 @@ impl Serve {
     /// Does what the kernel tells of.
     fn tend(&mut self, calls: &mut Calls<'_>) {
         self.waking.begin();
+        self.tell_broadcasts(calls);
         let mut events = std::mem::take(&mut self.events);
         self.watch.take(&mut events);
         self.looked = calls.now;
@@ -311,6 +316,16 @@ impl Serve {
         self.tend_applications(calls);
     }
 
+    /// Tells applications the broadcast addresses when these have changed.
+    fn tell_broadcasts(&mut self, calls: &Calls<'_>) {
+        if !calls.stack.broadcasts().eq(self.broadcasts.iter().copied()) {
+            self.broadcasts = calls.stack.broadcasts().collect();
+            for application in self.apps.iter().flatten() {
+                application.shared.processes().set_broadcasts(self.broadcasts.iter().copied());
+            }
+        }
+    }
+
     /// Does what applications need in each round.
     fn tend_applications(&mut self, calls: &mut Calls<'_>) {
         for app in 0..self.apps.len() {
@@ -353,7 +368,7 @@ impl App for Serve {
             Event::Connected(conn) => self.connected(conn, calls),
             Event::EndOfStream(conn) => self.peer_ended(conn),
             Event::Closed(conn, cause) => self.over(conn, cause),
-            Event::Failed(conn, cause) => self.failed(conn, cause),
+            Event::Failed(conn, errno) => self.failed(conn, errno),
             Event::AddressConflict { address, .. } => {
                 tracing::warn!(%address, "another host uses this address: it stays unused");
             }

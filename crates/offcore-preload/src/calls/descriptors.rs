@@ -39,7 +39,7 @@ unsafe extern "C" fn __close(fd: c_int) -> c_int {
 /// A descriptor is about to be closed.
 pub(super) fn gone(fd: c_int, entry: Entry) {
     table::set(fd, None);
-    if matches!(entry.kind, Kind::OpenStream | Kind::OpenDatagrams) || kernel_listeners::is_kept(entry) {
+    if polled::is_remembered(entry) {
         polled::forget(fd);
     }
     kernel_listeners::closed(entry);

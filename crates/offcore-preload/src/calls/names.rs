@@ -227,24 +227,9 @@ macro_rules! names {
         #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
             // SAFETY: the caller's promise.
-            resolving(|| unsafe { real::$name($($arg),*) })
+            resolving(|| unsafe { real::resolver::$name($($arg),*) })
         }
     )*};
 }
 
-names! {
-    fn getaddrinfo(node: *const c_char, service: *const c_char, hints: *const addrinfo, found: *mut *mut addrinfo) -> c_int;
-    fn getnameinfo(address: *const sockaddr, len: socklen_t, host: *mut c_char, host_len: socklen_t, service: *mut c_char, service_len: socklen_t, flags: c_int) -> c_int;
-    fn gethostbyname(name: *const c_char) -> isize;
-    fn gethostbyname2(name: *const c_char, family: c_int) -> isize;
-    fn gethostbyname_r(name: *const c_char, found: *mut hostent, buffer: *mut c_char, len: size_t, result: *mut *mut hostent, error: *mut c_int) -> c_int;
-    fn gethostbyname2_r(name: *const c_char, family: c_int, found: *mut hostent, buffer: *mut c_char, len: size_t, result: *mut *mut hostent, error: *mut c_int) -> c_int;
-    fn gethostbyaddr(address: *const c_void, len: socklen_t, family: c_int) -> isize;
-    fn gethostbyaddr_r(address: *const c_void, len: socklen_t, family: c_int, found: *mut hostent, buffer: *mut c_char, buffer_len: size_t, result: *mut *mut hostent, error: *mut c_int) -> c_int;
-    fn res_query(name: *const c_char, class: c_int, kind: c_int, answer: *mut u8, len: c_int) -> c_int;
-    fn res_search(name: *const c_char, class: c_int, kind: c_int, answer: *mut u8, len: c_int) -> c_int;
-    fn res_send(question: *const u8, len: c_int, answer: *mut u8, answer_len: c_int) -> c_int;
-    fn res_nquery(state: *mut c_void, name: *const c_char, class: c_int, kind: c_int, answer: *mut u8, len: c_int) -> c_int;
-    fn res_nsearch(state: *mut c_void, name: *const c_char, class: c_int, kind: c_int, answer: *mut u8, len: c_int) -> c_int;
-    fn res_nsend(state: *mut c_void, question: *const u8, len: c_int, answer: *mut u8, answer_len: c_int) -> c_int;
-}
+real::resolvers!(names);

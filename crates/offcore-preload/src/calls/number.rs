@@ -39,6 +39,7 @@ pub(super) unsafe extern "C" fn syscall(
             libc::SYS_sendmmsg => send::sendmmsg(fd, b as *mut mmsghdr, c as c_uint, flags).into(),
             libc::SYS_sendfile => send::sendfile(fd, b as c_int, c as *mut off_t, d) as c_long,
             libc::SYS_splice => send::splice(fd, b as _, c as c_int, d as _, e, f as c_uint) as c_long,
+            libc::SYS_poll => polling::poll(a as _, b as _, c as c_int).into(),
             libc::SYS_epoll_ctl => polling::epoll_ctl(fd, b as c_int, c as c_int, d as _).into(),
             libc::SYS_socket => make::socket(fd, b as c_int, c as c_int).into(),
             libc::SYS_bind => make::bind(fd, b as _, c as socklen_t).into(),

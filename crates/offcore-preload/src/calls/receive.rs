@@ -35,6 +35,14 @@ unsafe fn receive(
         }
         return received;
     }
+    if how & libc::MSG_ERRQUEUE != 0 {
+        let error = datagrams::errors::take(session)?;
+        // SAFETY: the caller's promise.
+        unsafe {
+            address::write(error.to, session.entry.v6, from, len);
+            return Ok(buffers.put(error.payload()));
+        }
+    }
     // SAFETY: the caller's promise.
     let Some(received) = (unsafe { datagrams::receive(session, buffers, how) })? else {
         if !from.is_null() && !len.is_null() {
@@ -76,18 +84,9 @@ unsafe extern "C" fn __read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t 
     unsafe { read(fd, to, len) }
 }
 
-/// A length that the compiler knew to be too long.
-fn check(len: size_t, room: size_t) {
-    if len > room {
-        report::print(&[b"*** buffer overflow detected ***: terminated\n"]);
-        // SAFETY: it ends the process, as libc does.
-        unsafe { libc::abort() }
-    }
-}
-
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 unsafe extern "C" fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t) -> ssize_t {
-    check(len, room);
+    report::check(len, room);
     // SAFETY: the caller's promise.
     unsafe { read(fd, to, len) }
 }
@@ -164,7 +163,7 @@ unsafe extern "C" fn __recv_chk(
     room: size_t,
     how: c_int,
 ) -> ssize_t {
-    check(len, room);
+    report::check(len, room);
     // SAFETY: the caller's promise.
     unsafe { recv(fd, to, len, how) }
 }
@@ -199,7 +198,7 @@ unsafe extern "C" fn __recvfrom_chk(
     from: *mut sockaddr,
     from_len: *mut socklen_t,
 ) -> ssize_t {
-    check(len, room);
+    report::check(len, room);
     // SAFETY: the caller's promise.
     unsafe { recvfrom(fd, to, len, how, from, from_len) }
 }
@@ -218,6 +217,18 @@ unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<
         let received = unsafe { stream::receive(session, buffers, how) }?;
         (header.msg_namelen, header.msg_controllen) = (0, 0);
         return Ok(received);
+    }
+    if how & libc::MSG_ERRQUEUE != 0 {
+        let error = datagrams::errors::take(session)?;
+        // SAFETY: the caller's promise.
+        let copied = unsafe {
+            let len = &raw mut header.msg_namelen;
+            address::write(error.to, session.entry.v6, header.msg_name.cast(), len);
+            control::tell_error(header, &error, session.entry.v6);
+            buffers.put(error.payload())
+        };
+        header.msg_flags |= if copied < error.payload().len() { libc::MSG_TRUNC } else { 0 };
+        return Ok(copied);
     }
     // SAFETY: the caller's promise.
     let received = unsafe { datagrams::receive(session, buffers, how) }?;

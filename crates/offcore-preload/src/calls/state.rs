@@ -88,6 +88,10 @@ pub(super) unsafe extern "C" fn setsockopt(
             // SAFETY: the caller's promise.
             unsafe { stream_options::check(entry.v6, level, name, value, len) }.map(|()| Some(entry))
         }
+        // A filter would be lost when the socket becomes the stack's.
+        Target::Undecided(_) if level == libc::SOL_SOCKET && FILTERS.contains(&name) => {
+            Err(libc::ENOPROTOOPT)
+        }
         _ => Ok(None),
     };
     match checked {
@@ -102,6 +106,14 @@ pub(super) unsafe extern "C" fn setsockopt(
         Err(error) => sys::returned_int(Err(error)),
     }
 }
+
+/// Options that protect a socket by a program.
+const FILTERS: [c_int; 4] = [
+    libc::SO_ATTACH_FILTER,
+    libc::SO_ATTACH_BPF,
+    libc::SO_ATTACH_REUSEPORT_CBPF,
+    libc::SO_ATTACH_REUSEPORT_EBPF,
+];
 
 /// `linux/sockios.h`, which the crate libc lacks.
 const SIOCATMARK: c_ulong = 0x8905;

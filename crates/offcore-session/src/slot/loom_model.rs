@@ -17,6 +17,7 @@ impl Half {
             buffer: AtomicU64::new(0),
             answered: AtomicU32::new(0),
             mtu: AtomicU32::new(0),
+            undelivered: AtomicU32::new(0),
             stack_rest: std::array::from_fn(|_| AtomicU32::new(0)),
             urgent: AtomicU64::new(0),
             index: AtomicU64::new(0),

@@ -62,7 +62,7 @@ impl StackCounts {
             Cause::Reset => &mut self.reset,
             Cause::Refused => &mut self.refused,
             Cause::TimedOut => &mut self.timed_out,
-            Cause::Unreachable | Cause::TooLong => &mut self.unreachable,
+            Cause::Unreachable => &mut self.unreachable,
             Cause::Aborted => &mut self.aborted,
         } += 1;
     }

@@ -15,6 +15,7 @@ use super::quoted::Quoted;
 use super::segment::position;
 use super::stack::Stack;
 use super::tcb::State;
+use super::undelivered::IcmpError;
 
 /// The least MTU that is believed: below, a peer could make us send headers only (as Linux).
 const LEAST_V4: u16 = 552;
@@ -50,7 +51,18 @@ impl Stack {
                 Ok(Verdict::Reply)
             }
             Icmpv4::Unreachable { code, mtu, quoted } => {
-                self.unreachable_v4(now, (code, mtu), quoted, out);
+                self.unreachable_v4(now, ip.src, (code, mtu), quoted, out);
+                Ok(Verdict::Consumed)
+            }
+            Icmpv4::TimeExceeded { code, quoted } => {
+                let error = IcmpError { v6: false, kind: icmpv4::TIME_EXCEEDED, code, info: 0 };
+                self.datagram_failed(error, ip.src, Quoted::v4(quoted), out);
+                Ok(Verdict::Consumed)
+            }
+            Icmpv4::ParameterProblem { pointer, quoted } => {
+                let (kind, info) = (icmpv4::PARAMETER_PROBLEM, pointer.into());
+                let error = IcmpError { v6: false, kind, code: 0, info };
+                self.datagram_failed(error, ip.src, Quoted::v4(quoted), out);
                 Ok(Verdict::Consumed)
             }
             _ => Ok(Verdict::Consumed),
@@ -79,11 +91,21 @@ impl Stack {
             Icmpv6::NeighborSolicit(question) => Ok(self.net.solicited(now, iface, ip, &question, out)),
             Icmpv6::NeighborAdvert(answer) => Ok(self.net.advertised(now, iface, ip, &answer, out)),
             Icmpv6::Unreachable { code, quoted } => {
-                self.unreachable_v6(code, quoted, out);
+                self.unreachable_v6(ip.src, code, quoted, out);
                 Ok(Verdict::Consumed)
             }
             Icmpv6::PacketTooBig { mtu, quoted } => {
-                self.packet_too_big(now, mtu, quoted, out);
+                self.packet_too_big(now, ip.src, mtu, quoted, out);
+                Ok(Verdict::Consumed)
+            }
+            Icmpv6::TimeExceeded { code, quoted } => {
+                let error = IcmpError { v6: true, kind: icmpv6::TIME_EXCEEDED, code, info: 0 };
+                self.datagram_failed(error, ip.src, Quoted::v6(quoted), out);
+                Ok(Verdict::Consumed)
+            }
+            Icmpv6::ParameterProblem { code, pointer, quoted } => {
+                let error = IcmpError { v6: true, kind: icmpv6::PARAMETER_PROBLEM, code, info: pointer };
+                self.datagram_failed(error, ip.src, Quoted::v6(quoted), out);
                 Ok(Verdict::Consumed)
             }
             // Only routers on the link send queries, with a router alert (RFC 3810, 6.2).
@@ -131,7 +153,7 @@ impl Stack {
     }
 
     /// The connection that an error is about, when it quotes what is in flight.
-    fn quoted(&mut self, quoted: Option<Quoted>) -> Option<ConnId> {
+    fn quoted(&mut self, quoted: Option<Quoted<'_>>) -> Option<ConnId> {
         let Quoted { key, seq, .. } = quoted?.segment()?;
         let Entry::Conn(index) = self.flows.find(&key, |entry| self.key_of(entry))? else { return None };
         let (id, conn) = self.conns.at(index)?;
@@ -145,7 +167,7 @@ impl Stack {
     }
 
     /// The same about our answer to a SYN. What is hard ends the attempt, and nobody is told; a smaller MTU is remembered.
-    fn half_error(&mut self, quoted: Option<Quoted>, hard: bool, mtu: Option<u16>) {
+    fn half_error(&mut self, quoted: Option<Quoted<'_>>, hard: bool, mtu: Option<u16>) {
         let Some(Quoted { key, seq, .. }) = quoted.and_then(Quoted::segment) else { return };
         let Some(Entry::Half(index)) = self.flows.find(&key, |entry| self.key_of(entry)) else { return };
         let Some(Some(half)) = self.halves.get_mut(index as usize) else { return };
@@ -163,17 +185,26 @@ impl Stack {
 
     /// A packet of ours was not delivered.
     #[cold]
-    pub(super) fn unreachable_v4(&mut self, now: u64, (code, mtu): (u8, u16), quoted: &[u8], out: &mut Out) {
+    fn unreachable_v4(
+        &mut self,
+        now: u64,
+        offender: IpAddr,
+        (code, mtu): (u8, u16),
+        quoted: &[u8],
+        out: &mut Out,
+    ) {
         let mtu = match (mtu, quoted) {
             (0, [_, _, high, low, ..]) => plateau(u16::from_be_bytes([*high, *low])),
             _ => mtu,
         };
         let hard = matches!(code, icmpv4::PROTOCOL_UNREACHABLE | icmpv4::PORT_UNREACHABLE);
         let smaller = (code == icmpv4::FRAGMENTATION_NEEDED).then_some(mtu.max(LEAST_V4));
-        match smaller {
-            Some(mtu) => self.datagram_too_long(now, Quoted::v4(quoted), mtu, out),
-            None => self.datagram_lost(Quoted::v4(quoted), Self::lost_v4(code), out),
+        if let Some(mtu) = smaller {
+            self.datagram_too_long(now, Quoted::v4(quoted), mtu);
         }
+        let kind = icmpv4::DESTINATION_UNREACHABLE;
+        let error = IcmpError { v6: false, kind, code, info: smaller.unwrap_or(0).into() };
+        self.datagram_failed(error, offender, Quoted::v4(quoted), out);
         self.half_error(Quoted::v4(quoted), hard, smaller);
         let Some(id) = self.quoted(Quoted::v4(quoted)) else { return };
         match code {
@@ -186,8 +217,9 @@ impl Stack {
 
     /// The same of IPv6.
     #[cold]
-    pub(super) fn unreachable_v6(&mut self, code: u8, quoted: &[u8], out: &mut Out) {
-        self.datagram_lost(Quoted::v6(quoted), Self::lost_v6(code), out);
+    fn unreachable_v6(&mut self, offender: IpAddr, code: u8, quoted: &[u8], out: &mut Out) {
+        let error = IcmpError { v6: true, kind: icmpv6::DESTINATION_UNREACHABLE, code, info: 0 };
+        self.datagram_failed(error, offender, Quoted::v6(quoted), out);
         if code == icmpv6::PORT_UNREACHABLE {
             self.half_error(Quoted::v6(quoted), true, None);
         }
@@ -207,11 +239,13 @@ impl Stack {
 
     /// A message that has less than every link of IPv6 takes is discarded (RFC 8201, 4).
     #[cold]
-    pub(super) fn packet_too_big(&mut self, now: u64, mtu: u32, quoted: &[u8], out: &mut Out) {
+    fn packet_too_big(&mut self, now: u64, offender: IpAddr, mtu: u32, quoted: &[u8], out: &mut Out) {
+        let error = IcmpError { v6: true, kind: icmpv6::PACKET_TOO_BIG, code: 0, info: mtu };
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
         if mtu >= LEAST_V6 {
             self.half_error(Quoted::v6(quoted), false, Some(mtu));
-            self.datagram_too_long(now, Quoted::v6(quoted), mtu, out);
+            self.datagram_too_long(now, Quoted::v6(quoted), mtu);
+            self.datagram_failed(error, offender, Quoted::v6(quoted), out);
         }
         if mtu >= LEAST_V6
             && let Some(id) = self.quoted(Quoted::v6(quoted))

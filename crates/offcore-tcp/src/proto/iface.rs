@@ -167,17 +167,21 @@ impl Iface {
             })
     }
 
-    /// Whether `address` is the broadcast address of a network of the interface.
+    /// Whether `address` is a broadcast address of the interface, or 255.255.255.255.
     pub(crate) fn is_broadcast(&self, address: IpAddr) -> bool {
         let IpAddr::V4(address) = address else { return false };
-        address.is_broadcast()
-            || self.addresses.iter().any(|own| match own.prefix.address {
-                IpAddr::V4(ours) if own.prefix.len < 31 => {
-                    let host = u32::MAX.checked_shr(own.prefix.len.into()).unwrap_or(0);
-                    address.to_bits() == ours.to_bits() | host
-                }
-                _ => false,
-            })
+        address.is_broadcast() || self.broadcasts().any(|own| own == address)
+    }
+
+    /// The broadcast addresses of the interface's networks. Point-to-point links have none (RFC 3021).
+    pub(crate) fn broadcasts(&self) -> impl Iterator<Item = Ipv4Addr> {
+        self.addresses.iter().filter_map(|own| match own.prefix.address {
+            IpAddr::V4(ours) if own.prefix.len < 31 => {
+                let host = u32::MAX.checked_shr(own.prefix.len.into()).unwrap_or(0);
+                Some(Ipv4Addr::from_bits(ours.to_bits() | host))
+            }
+            _ => None,
+        })
     }
 
     /// The neighbour to send a packet for `to` to, and how long the prefix is by which it is known.

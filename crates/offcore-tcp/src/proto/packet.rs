@@ -189,8 +189,8 @@ pub enum Event {
     EndOfStream(ConnId),
     /// The connection is over, and why.
     Closed(ConnId, Cause),
-    /// ICMP says that what a connected datagram socket has sent to its peer was not delivered, and why. It can go on.
-    Failed(ConnId, Cause),
+    /// An ICMP error about a datagram, as an `errno` of Linux. The socket stays open.
+    Failed(ConnId, u16),
     /// Somebody else has an address of ours; it is not used.
     AddressConflict { iface: u8, address: IpAddr },
 }
@@ -208,8 +208,6 @@ pub enum Cause {
     TimedOut,
     /// ICMP says that the peer cannot be reached.
     Unreachable,
-    /// An ICMP error reports a datagram too long for its path.
-    TooLong,
     /// The application aborted it.
     Aborted,
 }

@@ -7,32 +7,35 @@ use offcore_wire::{IpProtocol, Ipv4Packet, Ipv6Packet};
 use super::addr::FlowKey;
 
 /// A packet of ours that an error is about.
-pub(super) struct Quoted {
+pub(super) struct Quoted<'a> {
     pub key: FlowKey,
     /// TCP or UDP.
     pub protocol: IpProtocol,
     /// The sequence number of a segment.
     pub seq: u32,
+    /// The quoted bytes behind the first eight bytes of the transport header.
+    pub payload: &'a [u8],
 }
 
-impl Quoted {
-    pub(super) fn v4(bytes: &[u8]) -> Option<Self> {
+impl<'a> Quoted<'a> {
+    pub(super) fn v4(bytes: &'a [u8]) -> Option<Self> {
         let ip = Ipv4Packet::head_of(bytes, u16::MAX.into()).ok()?;
         Self::with_ports(ip.src().into(), ip.dst().into(), ip.protocol(), ip.payload())
     }
 
-    pub(super) fn v6(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn v6(bytes: &'a [u8]) -> Option<Self> {
         let ip = Ipv6Packet::head_of(bytes, 40 + usize::from(u16::MAX)).ok()?;
         Self::with_ports(ip.src().into(), ip.dst().into(), ip.next_header(), ip.payload())
     }
 
     /// The ports are in the first four bytes, a sequence number in the next four.
-    fn with_ports(src: IpAddr, dst: IpAddr, protocol: IpProtocol, bytes: &[u8]) -> Option<Self> {
+    fn with_ports(src: IpAddr, dst: IpAddr, protocol: IpProtocol, bytes: &'a [u8]) -> Option<Self> {
         let known = matches!(protocol, IpProtocol::TCP | IpProtocol::UDP);
-        let &[a, b, c, d, e, f, g, h] = bytes.first_chunk::<8>().filter(|_| known)?;
+        let (first, payload) = bytes.split_first_chunk::<8>().filter(|_| known)?;
+        let &[a, b, c, d, e, f, g, h] = first;
         let (from, to) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
         let key = FlowKey::new(SocketAddr::new(src, from), SocketAddr::new(dst, to))?;
-        Some(Self { key, protocol, seq: u32::from_be_bytes([e, f, g, h]) })
+        Some(Self { key, protocol, seq: u32::from_be_bytes([e, f, g, h]), payload })
     }
 
     /// A segment of TCP.

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use offcore_session::datagram::{Header, More, PathMtu, record_len};
+use offcore_session::undelivered::Undelivered;
 use offcore_session::{Arena, Fifo, Memory, Place as Slot, Rx, Tx};
 
 use super::addr::{AppId, ConnId, SOCKETS, any_like, overlap};
@@ -71,6 +72,15 @@ pub(super) struct Peer {
     pub source: IpAddr,
 }
 
+/// The error queue of a socket.
+#[derive(Debug, Default)]
+pub(super) struct Errors {
+    /// `IP_RECVERR` and `IPV6_RECVERR`.
+    pub v4: bool,
+    pub v6: bool,
+    pub queue: VecDeque<Undelivered>,
+}
+
 /// A socket and its FIFOs.
 #[derive(Debug)]
 pub(super) struct Socket {
@@ -107,6 +117,7 @@ pub(super) struct Socket {
     pub path_mtu: PathMtu,
     /// Datagrams dropped because the FIFO was full.
     pub lost: u32,
+    pub errors: Errors,
     pub in_flight: VecDeque<Outgoing>,
     pub wants_room: bool,
     /// It waits for memory, see [`Shortage`](super::shortage::Shortage).

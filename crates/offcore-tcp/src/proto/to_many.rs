@@ -6,6 +6,7 @@ use offcore_wire::{MacAddr, ipv6};
 
 use super::iface::{Iface, Standing, Way};
 use super::net::Net;
+use super::stack::Stack;
 
 /// The default TTL of multicast packets: they stay on the link (RFC 1112, 6.1).
 pub(super) const GROUP_HOPS: u8 = 1;
@@ -37,6 +38,13 @@ impl Iface {
             good.map(|own| own.prefix.address).filter(|own| own.is_ipv4() == to.is_ipv4())
         };
         ours().find(|own| of_link(*own) == near).or_else(|| ours().next())
+    }
+}
+
+impl Stack {
+    /// The broadcast addresses of all networks. Programs need `SO_BROADCAST` for them.
+    pub fn broadcasts(&self) -> impl Iterator<Item = Ipv4Addr> {
+        self.net.ifaces.iter().flat_map(Iface::broadcasts)
     }
 }
 

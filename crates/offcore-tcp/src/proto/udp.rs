@@ -17,7 +17,7 @@ use super::ip::{self, Envelope, IpHeaders};
 use super::packet::{
     Cause, DropReason, Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, SealedDatagram, Verdict,
 };
-use super::sockets::{Outgoing, Record, Reuse, Route, Socket};
+use super::sockets::{Errors, Outgoing, Record, Reuse, Route, Socket};
 use super::stack::Stack;
 use super::steering::Share;
 use super::to_many::GROUP_HOPS;
@@ -100,6 +100,7 @@ impl Stack {
             record: None,
             path_mtu: PathMtu::Ignore,
             lost: 0,
+            errors: Errors::default(),
             in_flight: VecDeque::new(),
             wants_room: false,
             waits: false,
@@ -202,7 +203,9 @@ impl Stack {
         let (start, whole) = (socket.next, record_len(header.len));
         let end = start + whole as u64;
         let most = socket.receive_buffer(config);
-        if end - socket.consumed > most || !socket.rx.cover(arena, start, whole) {
+        // As on Linux, an empty buffer takes any datagram.
+        let is_full = start > socket.consumed && end - socket.consumed > most;
+        if is_full || !socket.rx.cover(arena, start, whole) {
             socket.lost = socket.lost.wrapping_add(1);
             return Err(DropReason::NoSpace);
         }

@@ -6,6 +6,7 @@ mod more;
 mod one_peer;
 mod shares;
 mod sharing;
+mod undelivered;
 mod world;
 
 use std::net::IpAddr;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use offcore_session::datagram::{More, PathMtu};
-use offcore_tcp::proto::{Cause, Event};
+use offcore_tcp::proto::Event;
 use offcore_wire::{IpProtocol, Sum, icmpv4, icmpv6};
 
 use crate::content;
@@ -12,6 +12,7 @@ use crate::world::{PORT, World, addresses};
 /// A closed port.
 const NOBODY: u16 = 9;
 const MTU: usize = 1500;
+const EMSGSIZE: u16 = 90;
 
 /// Type of service and TTL of a frame.
 fn fields(frame: &[u8]) -> (u8, u8) {
@@ -185,7 +186,7 @@ fn path_mtu_is_learned() {
         world.ends[0].receive(now, &error);
         world.run(|_, frame| vec![frame]);
         assert_eq!((world.ends[0].mtu(), &world.ends[0].events[..]), (1300, &[][..]));
-        let failed = Event::Failed(socket, Cause::TooLong);
+        let failed = Event::Failed(socket, EMSGSIZE);
         for path_mtu in [PathMtu::Want, PathMtu::Do, PathMtu::Probe] {
             world.ends[0].send_with((to, NOBODY).into(), b"x", mode(path_mtu));
             world.run(|_, frame| vec![frame]);

@@ -382,7 +382,7 @@ fn name_of(event: &Event) -> String {
         Event::Writable(_) => "writable".into(),
         Event::EndOfStream(_) => "end".into(),
         Event::Closed(_, cause) => format!("closed({cause:?})"),
-        Event::Failed(_, cause) => format!("failed({cause:?})"),
+        Event::Failed(_, errno) => format!("failed({errno})"),
         Event::AddressConflict { .. } => "conflict".into(),
     }
 }

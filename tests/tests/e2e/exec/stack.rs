@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -149,6 +149,93 @@ fn listeners_outlive_their_stack() {
     stage.stop();
 }
 
+/// UDP servers that wait in several ways, a client that sends and waits, and the options that they have.
+const ECHOES: &str = "
+import os, select, socket, sys, time
+name, address, port = sys.argv[1:]
+s = socket.socket(socket.AF_INET6 if ':' in address else socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 50000)
+s.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x48)
+def told(): return '%d %d' % (s.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF), s.getsockopt(socket.IPPROTO_IP, socket.IP_TOS))
+first = told()
+def answer(flags=0):
+    data, peer = s.recvfrom(2000, flags)
+    s.sendto(name.encode() if told() == first else told().encode(), peer)
+if name == 'connected':
+    s.bind((address, int(port)))
+    s.connect(('10.77.0.1', 9200)); s.settimeout(0.5)
+    while True:
+        try: s.send(name.encode()); s.recv(2000); time.sleep(0.1)
+        except OSError: pass
+s.bind((address, int(port)))
+if name == 'blocks':
+    while True: answer()
+if name == 'epoll':
+    s.setblocking(False)
+    epoll = select.epoll(); epoll.register(s, select.EPOLLIN)
+    while True:
+        epoll.poll()
+        try: answer()
+        except BlockingIOError: pass
+poll = select.poll(); poll.register(s, select.POLLIN)
+while True:
+    poll.poll()
+    try: answer(socket.MSG_DONTWAIT)
+    except BlockingIOError: pass
+";
+
+/// The stack is restarted twice.
+#[test]
+fn datagram_sockets_outlive_their_stack() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
+    let _core = one_core();
+    let mut stage = Stage::new();
+    let script = stage.write("echoes.py", ECHOES);
+    let wanted = [
+        ("blocks", STACK[0], 9001),
+        ("epoll", STACK[0], 9002),
+        ("polls", "0.0.0.0", 9003),
+        ("blocks", "::", 9004),
+    ];
+    let socket = stage.netns.within(|| Ok(UdpSocket::bind("0.0.0.0:0")?)).unwrap();
+    let peer = stage.netns.within(|| Ok(UdpSocket::bind("10.77.0.1:9200")?)).unwrap();
+    for socket in [&socket, &peer] {
+        socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    }
+    let start = |name: &str, address: &str, port: u16| {
+        let words = ["python3", &script, name, address, &port.to_string()];
+        Process::spawn("python3", stage.on_stack(&stage.netns, &["tcp", "udp"], &words)).unwrap()
+    };
+    let servers = wanted.map(|(name, address, port)| start(name, address, port));
+    let client = start("connected", STACK[0], 9101);
+    for round in 0..3 {
+        if round > 0 {
+            let mut stack = stage.stack.take().unwrap();
+            stack.signal(Signal::KILL).unwrap();
+            until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
+            drop(stack);
+            thread::sleep(Duration::from_millis(300));
+            stage.start_stack();
+        }
+        for ((name, _, port), server) in wanted.iter().zip(&servers) {
+            let mut bytes = [0; 100];
+            let mut answers = || {
+                socket.send_to(b"?", (STACK[0], *port)).unwrap();
+                socket.recv(&mut bytes).is_ok_and(|len| bytes[..len] == *name.as_bytes())
+            };
+            until("a server at the new stack", &mut answers, || format!("{name}: {}", server.tail()));
+        }
+        let mut bytes = [0; 100];
+        while peer.recv(&mut bytes).is_ok() {}
+        let comes = || match peer.recv_from(&mut bytes) {
+            Ok((_, from)) => peer.send_to(b"!", from).is_ok() && from.port() == 9101,
+            Err(_) => false,
+        };
+        until("the client at the new stack", comes, || client.tail());
+    }
+    stage.stop();
+}
+
 #[test]
 fn programs_end_with_their_stack() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
@@ -160,12 +247,23 @@ fn programs_end_with_their_stack() {
     command.args(["poll", "0.0.0.0", "9001"]);
     let mut server = Process::spawn("python3", command).unwrap();
     stage.wait_listening(STACK[0], 9001, &server);
+    let script = stage.write("echoes.py", ECHOES);
+    let mut command = stage.netns.command(peers::offcore::binary().unwrap());
+    command.args(["exec", "--stack", &stage.socket(), "--on-loss", "exit", "python3", &script]);
+    command.args(["epoll", STACK[0], "9002"]);
+    let mut echoes = Process::spawn("python3", command).unwrap();
+    let socket = stage.netns.within(|| Ok(UdpSocket::bind("0.0.0.0:0")?)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let answers = || socket.send_to(b"?", (STACK[0], 9002)).is_ok() && socket.recv(&mut [0; 9]).is_ok();
+    until("an answer", answers, || echoes.tail());
     let mut stack = stage.stack.take().unwrap();
     stack.signal(Signal::KILL).unwrap();
     until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
-    let status = server.wait_for_exit(super::TIMEOUT).unwrap();
-    assert_eq!(status.code(), Some(1), "{}", server.tail());
-    assert!(server.tail().contains("the program ends (--on-loss exit)"), "{}", server.tail());
+    for server in [&mut server, &mut echoes] {
+        let status = server.wait_for_exit(super::TIMEOUT).unwrap();
+        assert_eq!(status.code(), Some(1), "{}", server.tail());
+        assert!(server.tail().contains("the program ends (--on-loss exit)"), "{}", server.tail());
+    }
 }
 
 /// Listens twice: there is a file in between.

@@ -326,6 +326,7 @@ impl Serve {
             return Err(Errno::AGAIN);
         }
         let shared = Shared::new().map_err(|_| Errno::NOMEM)?;
+        shared.processes().set_broadcasts(self.broadcasts.iter().copied());
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         self.watch.add(event.as_fd(), Key::new(Source::Event, at, 0, 0), EventFlags::IN)?;
         let id = calls.stack.add_app(memory);

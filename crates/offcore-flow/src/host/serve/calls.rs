@@ -44,6 +44,11 @@ impl Reply {
         let descriptors = end.is_some().into();
         Self { answer: Answer { session: named, descriptors, ..Answer::of(0) }, end }
     }
+
+    /// An answer of numbers.
+    pub(super) fn with(info: [u32; INFO]) -> Self {
+        Self { answer: Answer { info, ..Answer::of(0) }, end: None }
+    }
 }
 
 impl Serve {
@@ -205,6 +210,7 @@ impl Serve {
             Call::Listen => self.listen(app, question, descriptor, calls),
             Call::Adopt => self.adopt(app, descriptor.as_ref().ok_or(Errno::BADF)?),
             Call::Info => self.info(app, question.number, calls),
+            Call::Undelivered => self.undelivered(app, question, calls),
         }
     }
 
@@ -471,9 +477,7 @@ impl Serve {
         if let Some(info) = session.conn().and_then(|conn| calls.stack.info(conn)) {
             words = info_words(&info);
         }
-        let mut reply = Reply::of(Named::default(), None);
-        reply.answer.info = words;
-        Ok(reply)
+        Ok(Reply::with(words))
     }
 }
 
@@ -508,7 +512,7 @@ fn info_words(info: &Info) -> [u32; INFO] {
     };
     let mss = u64::from(info.mss).max(1);
     let word = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
-    [
+    let known = [
         state,
         word(info.rto),
         word(mss),
@@ -519,7 +523,10 @@ fn info_words(info: &Info) -> [u32; INFO] {
         word(info.cwnd / mss),
         word(info.ssthresh / mss),
         [info.stats.fast, info.stats.timeout, info.stats.probes].into_iter().fold(0, u32::saturating_add),
-    ]
+    ];
+    let mut words = [0; INFO];
+    words.iter_mut().zip(known).for_each(|(to, word)| *to = word);
+    words
 }
 
 /// Why a call was refused, as an `errno`.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use offcore_session::message::{Question, SHARE_ADDRESS, SHARE_PORT};
 use offcore_session::slot::state;
-use offcore_tcp::proto::{Cause, ConnId, Reuse};
+use offcore_tcp::proto::{ConnId, Reuse};
 use rustix::io::Errno;
 
 use super::Serve;
@@ -72,13 +72,32 @@ impl Serve {
         self.named(app, question.number)
     }
 
+    /// The oldest error of a datagram socket, or a new one.
+    pub(super) fn undelivered(
+        &mut self,
+        app: usize,
+        question: &Question,
+        calls: &mut Calls<'_>,
+    ) -> Result<Reply, Errno> {
+        let (session, slot) = self.app(app).and_then(|app| app.both(question.number)).ok_or(Errno::BADF)?;
+        let conn = session.conn().ok_or(Errno::BADF)?;
+        if let Some(to) = question.remote.filter(|_| question.value > 0) {
+            calls.stack.datagram_too_long_to_send(conn, to, question.value);
+            return self.named(app, question.number);
+        }
+        let (error, next) = calls.stack.take_undelivered(conn).ok_or(Errno::AGAIN)?;
+        // As on Linux, the next one is the error that a call returns.
+        slot.identity.fail(next.unwrap_or(0));
+        Ok(Reply::with(error.to_words()))
+    }
+
     /// What a datagram socket has sent was not delivered.
-    pub(super) fn failed(&mut self, conn: ConnId, cause: Cause) {
+    pub(super) fn failed(&mut self, conn: ConnId, errno: u16) {
         let Self { apps, by_conn, counts, .. } = self;
         let Some(&(app, number)) = by_conn.get(&conn) else { return };
         let application = apps.get_mut(app).and_then(Option::as_deref_mut);
         if let Some((session, slot)) = application.and_then(|app| app.both(number)) {
-            session.failed(slot, cause, counts);
+            session.failed(slot, errno, counts);
         }
     }
 }

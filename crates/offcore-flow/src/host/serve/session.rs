@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use offcore_session::Place;
 use offcore_session::message::Accepted;
 use offcore_session::slot::{OPTIONS, Slot, flags, number as option, state, wish};
 use offcore_session::wake::TOKENS;
+use offcore_session::{Place, datagram};
 use offcore_stats::tsc;
 use offcore_tcp::proto::{Algorithm, Buffers, CallError, Cause, ConnId, ConnOptions, KeepAlive, Room};
 use rustix::io::Errno;
@@ -209,6 +209,11 @@ impl Session {
         if matches!(self.what, What::Stream(_)) && !self.is_over() {
             self.apply(wanted, slot, conn, calls);
         }
+        if matches!(self.what, What::Datagrams(_)) && !self.is_over() {
+            let [v4, v6] = [datagram::HEARS_ERRORS, datagram::HEARS_ERRORS_6]
+                .map(|bit| slot.wishes.keep_idle.load(Ordering::Relaxed) & bit != 0);
+            calls.stack.hear_errors(conn, v4, v6);
+        }
         if !self.is_over() {
             let buffers = buffers(slot);
             if buffers != self.buffers {
@@ -270,14 +275,15 @@ impl Session {
     }
 
     /// What a datagram socket has sent was not delivered: the application is told once.
-    pub(super) fn failed(&mut self, slot: &Slot, cause: Cause, counts: &mut ServeCounts) {
-        slot.identity.fail(error_of(cause));
+    pub(super) fn failed(&mut self, slot: &Slot, errno: u16, counts: &mut ServeCounts) {
+        slot.identity.fail(errno.into());
         self.announce(slot, counts);
     }
 
     /// Whether a datagram socket has an error that the application has not heard of.
     fn has_failed(&self, slot: &Slot) -> bool {
-        matches!(self.what, What::Datagrams(_)) && slot.identity.has_failed()
+        let waits = || slot.undelivered().load(Ordering::Relaxed) > 0;
+        matches!(self.what, What::Datagrams(_)) && (slot.identity.has_failed() || waits())
     }
 
     /// Whether the received data is less than `SO_RCVLOWAT`.
@@ -556,7 +562,6 @@ fn error_of(cause: Cause) -> u32 {
         Cause::Refused => Errno::CONNREFUSED,
         Cause::TimedOut => Errno::TIMEDOUT,
         Cause::Unreachable => Errno::HOSTUNREACH,
-        Cause::TooLong => Errno::MSGSIZE,
     };
     number(error)
 }

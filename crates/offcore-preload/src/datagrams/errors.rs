@@ -1,0 +1,71 @@
+//! The error queue of a datagram socket: `MSG_ERRQUEUE`, `IP_RECVERR`, `IPV6_RECVERR` (ip(7), ipv6(7)).
+
+use core::ffi::c_short;
+use core::net::SocketAddr;
+use core::sync::atomic::Ordering;
+
+use offcore_session::message::{Call, Question};
+use offcore_session::undelivered::Undelivered;
+
+use crate::datagram_options as options;
+use crate::link;
+use crate::session::Session;
+use crate::sys::Errno;
+
+/// Whether a read or `poll` has an error to tell.
+pub(crate) fn has_some(session: &Session) -> bool {
+    session.slot.identity.has_failed() || session.slot.undelivered().load(Ordering::Acquire) > 0
+}
+
+/// Takes the oldest error.
+///
+/// # Errors
+/// `EAGAIN` for an empty queue. A read of the queue never waits.
+pub(crate) fn take(session: &Session) -> Result<Undelivered, Errno> {
+    // A socket whose options were just cleared has none either.
+    let hears = options::bits(session) & (options::bit::ERRORS | options::bit::ERRORS6) != 0;
+    if !hears || session.is_lost() || session.slot.undelivered().load(Ordering::Acquire) == 0 {
+        return Err(libc::EAGAIN);
+    }
+    let (answer, received) = link::ask(&question(session, 0), &[])?;
+    received.close();
+    session.settle_errors();
+    Undelivered::from_words(&answer.info).ok_or(libc::EIO)
+}
+
+/// Adds the error of a datagram that is too long for its path to the queue, with `IP_RECVERR`.
+pub(super) fn too_long(session: &Session, to: SocketAddr) {
+    let bit = if to.is_ipv4() { options::bit::ERRORS } else { options::bit::ERRORS6 };
+    let mtu = session.slot.mtu().load(Ordering::Relaxed);
+    if options::bits(session) & bit != 0 && mtu > 0 {
+        let mut question = question(session, mtu);
+        // As on Linux, an error of IPv4 has the port of a connected socket's peer only.
+        let port = if to.is_ipv4() { super::peer(session).map_or(0, |peer| peer.port()) } else { to.port() };
+        question.remote = Some(SocketAddr::new(to.ip(), port));
+        if let Ok((_, received)) = link::ask(&question, &[]) {
+            received.close();
+        }
+    }
+}
+
+fn question(session: &Session, value: u32) -> Question {
+    Question::new(Call::Undelivered, session.slot.identity.number.load(Ordering::Relaxed), value)
+}
+
+/// Bits that `poll` shows of a datagram socket, whatever its descriptor shows: an error, and that a socket without a stack can be
+/// written to, which fails at once.
+pub(crate) fn pending(session: &Session, events: c_short) -> c_short {
+    match session.is_lost() {
+        true => events & (libc::POLLOUT | libc::POLLWRNORM),
+        false if has_some(session) => libc::POLLERR,
+        false => 0,
+    }
+}
+
+/// Corrects what `poll` shows of a datagram socket: as on Linux, an error is `POLLERR`, and `POLLIN` is data.
+pub(crate) fn shown(session: &Session, events: c_short, shown: c_short) -> c_short {
+    let pending = pending(session, events);
+    let hides = pending & libc::POLLERR != 0 && !super::has_data(session);
+    let hidden = if hides { libc::POLLIN | libc::POLLRDNORM } else { 0 };
+    shown & !hidden | pending
+}
