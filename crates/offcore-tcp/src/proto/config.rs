@@ -67,7 +67,7 @@ impl Default for Config {
             send_buffer: 256 << 10,
             largest_buffer: (CAPACITY - LARGE) as u32,
             largest_segment: u16::MAX,
-            algorithm: Algorithm::Cubic,
+            algorithm: Algorithm::default(),
             ecn: true,
             ports: EPHEMERAL,
         }

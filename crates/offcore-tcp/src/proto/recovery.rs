@@ -18,9 +18,11 @@
 //! A connection that lost nothing has its runs of sent data and this structure, nothing else.
 
 mod ack;
+mod bbr;
 mod cc;
 mod delivery;
 mod episode;
+mod paced;
 mod prr;
 mod rtt;
 mod runs;
@@ -35,6 +37,7 @@ pub(super) use timer::TimerAction;
 use cc::Congestion;
 use delivery::Newest;
 use episode::Episode;
+use paced::Paced;
 use rtt::Rtt;
 use runs::Runs;
 
@@ -147,6 +150,8 @@ pub(super) struct Recovery {
     timeout_at: u64,
     probe_at: u64,
     reorder_at: u64,
+    /// Pacing holds data until then.
+    release_at: u64,
     /// Up to here the window limited what was sent; before ACKs reach it, the window may grow.
     limited: u64,
     /// No second reduction for data below.
@@ -157,6 +162,8 @@ pub(super) struct Recovery {
     last_sent: u64,
     /// What only losses need; none before the first.
     episode: Option<Box<Episode>>,
+    /// State of pacing; none without pacing.
+    paced: Option<Box<Paced>>,
     mss: u32,
     /// Duplicate ACKs that stand for segments which have left the network, without SACK.
     duplicates: u32,
@@ -177,7 +184,7 @@ impl Recovery {
     /// below 28 it is taken for 28, above 65,535 for that. `sack` and `timestamps`: both sides agreed to use them.
     pub(super) fn new(mss: u32, algorithm: Algorithm, sack: bool, timestamps: bool) -> Self {
         let mss = mss.clamp(LEAST_MSS, u32::from(u16::MAX));
-        Self {
+        let mut new = Self {
             runs: Runs::default(),
             planned: 0,
             cc: Congestion::new(mss, algorithm),
@@ -188,11 +195,13 @@ impl Recovery {
             timeout_at: NEVER,
             probe_at: NEVER,
             reorder_at: NEVER,
+            release_at: NEVER,
             limited: 0,
             recover: 0,
             probe_end: NOWHERE,
             last_sent: 0,
             episode: None,
+            paced: None,
             mss,
             duplicates: 0,
             state: State::Open,
@@ -203,7 +212,9 @@ impl Recovery {
             timestamps,
             cwr: false,
             reordering: false,
-        }
+        };
+        new.set_algorithm(algorithm);
+        new
     }
 
     /// The round-trip time of the handshake, unless its segment was sent twice.
@@ -219,11 +230,6 @@ impl Recovery {
         self.rtt.handshake_lost();
     }
 
-    /// Selects another congestion control.
-    pub(super) fn set_algorithm(&mut self, algorithm: Algorithm) {
-        self.cc.set_algorithm(algorithm);
-    }
-
     /// The path carries segments of another size from now on (RFC 1191, 4821).
     pub(super) fn set_mss(&mut self, mss: u32) {
         self.mss = mss.clamp(LEAST_MSS, u32::from(u16::MAX));
@@ -237,12 +243,19 @@ impl Recovery {
         let pipe = self.pipe();
         let cwnd = if pipe == 0 { self.cc.after_idle(self.idle(now), self.rtt.base()) } else { self.cc.cwnd };
         let room = u64::from(cwnd).saturating_sub(pipe);
-        if self.probe == Probe::Due { room.max(u64::from(self.mss)) } else { room }
+        match self.probe {
+            Probe::Due => room.max(u64::from(self.mss)),
+            _ if self.paced.is_some() => self.paced_room(room),
+            _ => room,
+        }
     }
 
     /// New data of `len` bytes is planned: it follows what was planned last.
     #[inline]
     pub(super) fn plan_new(&mut self, now: u64, len: u64) {
+        if self.paced.is_some() {
+            self.pace_new(now, len);
+        }
         if self.pipe() == 0 {
             let (idle, rto) = (self.idle(now), self.rtt.base());
             if idle >= rto {
@@ -267,7 +280,7 @@ impl Recovery {
     /// Lost data to be retransmitted next, at most so many bytes and as far as the window goes; planned from now on. None
     /// where nothing is lost or there is no room.
     pub(super) fn next_lost(&mut self, at_most: u32) -> Option<Range<u64>> {
-        if self.runs.lost == 0 || self.check == Check::NewData {
+        if self.runs.lost == 0 || self.check == Check::NewData || self.is_held() {
             return None;
         }
         let room = u64::from(self.cc.cwnd).saturating_sub(self.pipe());
@@ -277,10 +290,14 @@ impl Recovery {
         if room < u64::from(self.mss.min(self.runs.lost)) {
             return None;
         }
+        let room = if self.paced.is_some() { self.paced_room(room) } else { room };
         let most = room.min(u64::from(at_most)) as u32;
         let whole = if most > self.mss { most - most % self.mss } else { most };
         let range = self.runs.next_lost(whole)?;
         self.count_out(range.end - range.start);
+        if self.paced.is_some() {
+            self.pace(range.end - range.start);
+        }
         Some(range)
     }
 
@@ -337,8 +354,12 @@ impl Recovery {
         if retransmission {
             return self.published_again(now, range);
         }
+        let idle = self.paced.is_some() && self.is_quiet_on_wire();
         self.runs.push(now, range.end, self.mss);
         self.planned = self.planned.max(self.runs.published);
+        if self.paced.is_some() {
+            self.model_sent(now, idle);
+        }
         self.last_sent = now;
         if self.timeout_at == NEVER {
             self.timeout_at = now + self.rtt.rto();
@@ -467,7 +488,11 @@ impl Recovery {
     fn published_again(&mut self, now: u64, range: Range<u64>) {
         let head = range.start <= self.runs.una;
         let probe = self.probe == Probe::Planned && range.end == self.probe_end;
+        let idle = self.paced.is_some() && self.is_quiet_on_wire();
         let bytes = self.runs.transmit(now, range.clone(), self.mss);
+        if self.paced.is_some() {
+            self.model_sent(now, idle);
+        }
         if bytes == 0 {
             if probe {
                 self.forget_probe();

@@ -333,6 +333,9 @@ impl Sender {
                 return Some(self.again(range));
             }
             self.watch_window(now);
+            if self.written - self.next() < self.mss.into() {
+                self.recovery.lacks_data();
+            }
             return self.recovery.next_probe().map(|range| self.again(range));
         };
         Some(self.advance(now, len, fin))
@@ -404,7 +407,7 @@ impl Sender {
     /// open it, somebody has to ask.
     fn watch_window(&mut self, now: u64) {
         let blocked = self.written > self.next() || self.closing && !self.fin_planned;
-        if blocked && self.next() == self.una() && self.persist.is_none() {
+        if blocked && self.next() == self.una() && self.persist.is_none() && !self.recovery.is_held() {
             let wait = self.recovery.rto() << self.persist_tries.min(16);
             self.persist = Some(now + wait.min(PERSIST_MAX));
         }

@@ -73,7 +73,7 @@ fn nothing_but_the_end() {
 #[test]
 fn lossy_links() {
     for seed in 0..8 {
-        let algorithm = if seed % 2 == 0 { Algorithm::Cubic } else { Algorithm::NewReno };
+        let algorithm = Algorithm::ALL[seed as usize % 3];
         let mut world = World::new(seed, 1500, Config { algorithm, ..Config::default() });
         world.impairment = lossy();
         exchange(&mut world, "10.0.0.2:7", 200_000);

@@ -1,7 +1,8 @@
 //! What an ACK does.
 
+use super::cc::Progress;
 use super::delivery::{Delivery, Newest};
-use super::{Check, GRANULARITY, NEVER, NOWHERE, Probe, Recovery, State};
+use super::{Algorithm, Check, GRANULARITY, NEVER, NOWHERE, Probe, Recovery, State};
 
 /// SACK blocks of an ACK that are looked at: no more fit beside timestamps but one (RFC 2018, section 3). Each splits two
 /// runs at most.
@@ -66,6 +67,9 @@ impl Recovery {
         self.rtt.sample(now.saturating_sub(first));
         self.expired = 0;
         self.grow(now, before, ack.una - before, false);
+        if self.paced.is_some() {
+            self.model_ack(now, before, ack.una - before, true);
+        }
         self.rearm(now, true);
         Acked { newly_acked: ack.una - before, ..Acked::default() }
     }
@@ -126,7 +130,8 @@ impl Recovery {
         let started = self.cc.cwnd >= self.cc.ssthresh;
         let limited = before < self.limited || (!started && u64::from(self.cc.cwnd) < 2 * flight);
         if limited || restart {
-            self.cc.on_ack(now, acked, self.rtt.srtt());
+            let progress = Progress { una: self.runs.una, sent: self.runs.published, rtt: self.newest_rtt };
+            self.cc.on_ack(now, acked, self.rtt.srtt(), &progress);
         } else {
             self.cc.on_unlimited(now);
         }
@@ -179,15 +184,15 @@ impl Recovery {
             self.take_duplicate(ack, advanced, delivery.acked)
         };
         let mut spurious = self.judge(now, ack, &delivery);
-        let reduced = self.take_probe_ack(ack, advanced);
+        let reduced = self.take_probe_ack(now, ack, advanced);
         let restart = self.state == State::Loss;
         let (recovered, needless) = self.leave();
         spurious |= needless;
         let lost = self.find_lost(now, advanced);
         if lost > 0 && self.state == State::Open {
-            self.enter(flight, delivered);
+            self.enter(now, flight, delivered);
         }
-        let marked = ack.ece && self.take_mark(flight);
+        let marked = ack.ece && self.take_mark(now, flight);
         match self.state {
             State::Recovery => self.reduce(delivered, advanced && lost == 0),
             // The window was just set.
@@ -202,6 +207,9 @@ impl Recovery {
                 };
                 self.grow(now, before, acked, restart);
             }
+        }
+        if self.paced.is_some() {
+            self.model_ack(now, before, delivered, delivery.rtt.is_some());
         }
         self.rearm(now, advanced);
         Acked { newly_acked: delivery.acked, newly_sacked: delivery.sacked, lost, spurious, recovered }
@@ -298,11 +306,12 @@ impl Recovery {
         (self.state, self.check) = (State::Open, Check::None);
         self.duplicates = 0;
         self.runs.find_all();
+        self.model_recovered(true);
         true
     }
 
     /// What became of the probe (RFC 8985, section 7.4.2). True when it repaired a loss, and the window is reduced.
-    fn take_probe_ack(&mut self, ack: &Ack, advanced: bool) -> bool {
+    fn take_probe_ack(&mut self, now: u64, ack: &Ack, advanced: bool) -> bool {
         let una = self.runs.una;
         if self.probe_end == NOWHERE || una < self.probe_end || self.probe == Probe::Planned {
             return false;
@@ -317,6 +326,7 @@ impl Recovery {
         } else if una > self.probe_end {
             self.episode.get_or_insert_default().probe_wait = 0;
             self.forget_probe();
+            self.model_mark(now);
             self.cc.on_loss(u64::from(self.cc.cwnd));
             self.cc.cwnd = self.cc.cwnd.min(self.cc.ssthresh);
             (self.recover, self.cwr) = (self.runs.published, true);
@@ -333,7 +343,8 @@ impl Recovery {
         if self.state == State::Open || self.runs.una < self.recover {
             return (false, false);
         }
-        if self.state == State::Recovery {
+        // BBR has no threshold.
+        if !self.model_recovered(false) && self.state == State::Recovery && self.cc.ssthresh < u32::MAX {
             self.cc.cwnd = self.cc.ssthresh;
         }
         (self.state, self.check) = (State::Open, Check::None);
@@ -346,13 +357,20 @@ impl Recovery {
 
     /// Marks what is lost, and returns how many bytes that were not before.
     pub(super) fn find_lost(&mut self, now: u64, advanced: bool) -> u64 {
-        if self.sack {
-            return self.find_overdue(now);
-        }
         let third = self.state == State::Open && self.duplicates >= THRESHOLD;
         // RFC 6582, section 3.2: a partial ACK tells that the next segment is missing also.
         let partial = self.state == State::Recovery && advanced;
-        if third || partial { self.runs.lose_head(self.mss) } else { 0 }
+        let lost = if self.sack {
+            self.find_overdue(now)
+        } else if third || partial {
+            self.runs.lose_head(self.mss)
+        } else {
+            0
+        };
+        if lost > 0 {
+            self.model_lost(now, lost);
+        }
+        lost
     }
 
     /// RACK (RFC 8985, section 6.2, step 4 and 5).
@@ -372,7 +390,8 @@ impl Recovery {
     }
 
     /// Begins fast recovery. `flight`: bytes that were not acknowledged before this ACK, of which it delivered some.
-    pub(super) fn enter(&mut self, flight: u64, delivered: u64) {
+    pub(super) fn enter(&mut self, now: u64, flight: u64, delivered: u64) {
+        self.model_recovery(now);
         let outside = u64::from(self.runs.sacked) + u64::from(self.duplicates) * u64::from(self.mss);
         let left = (self.runs.published - self.runs.una).saturating_sub(outside);
         let episode = self.episode.get_or_insert_default();
@@ -387,17 +406,20 @@ impl Recovery {
     /// Sets the window in fast recovery.
     pub(super) fn reduce(&mut self, delivered: u64, safe: bool) {
         let (pipe, ssthresh) = (self.pipe(), u64::from(self.cc.ssthresh));
-        let Some(episode) = &mut self.episode else { return };
+        // BBR's model sets the window.
+        let is_bbr = self.cc.algorithm() == Algorithm::Bbr;
+        let Some(episode) = self.episode.as_mut().filter(|_| !is_bbr) else { return };
         let count = episode.prr.on_ack(delivered, pipe, ssthresh, u64::from(self.mss), safe);
         // With nothing in flight no ACK would come that lets a segment go.
         self.cc.set((pipe + count).max(u64::from(self.mss)));
     }
 
     /// The ACK says that a router marked a segment: one reduction per window (RFC 3168, section 6.1.2).
-    fn take_mark(&mut self, flight: u64) -> bool {
+    fn take_mark(&mut self, now: u64, flight: u64) -> bool {
         if self.state != State::Open || !self.may_fall() {
             return false;
         }
+        self.model_mark(now);
         self.cc.on_loss(flight);
         self.cc.cwnd = self.cc.cwnd.min(self.cc.ssthresh);
         (self.recover, self.cwr) = (self.runs.published, true);

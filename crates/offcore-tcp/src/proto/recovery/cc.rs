@@ -1,30 +1,46 @@
 //! Congestion control: how large the window is, and what it becomes after ACKs and losses.
 //!
-//! Windows are bytes. Both algorithms share slow start, the reaction to a timeout and the restart after idleness; they
-//! differ in how they grow in congestion avoidance and in what they keep after a loss.
+//! Windows are bytes. NewReno and CUBIC share slow start, the response to a timeout and the restart after idle periods. Their
+//! growth in congestion avoidance and their response to a loss differ. HyStart++ ends CUBIC's first slow start. BBR sets the
+//! window from its model.
 
 mod cubic;
+mod hystart;
 mod newreno;
 
+use offcore_stats::named;
+
 use cubic::Cubic;
+use hystart::HyStart;
 use newreno::NewReno;
+
+pub(super) use hystart::Progress;
 
 /// The largest congestion window: what a scaled window can promise (RFC 7323, section 2.3).
 const LARGEST: u32 = 1 << 30;
 
-/// How the window grows in congestion avoidance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Algorithm {
-    /// RFC 5681: a segment per round trip, half the window after a loss.
-    NewReno,
-    /// RFC 9438: a cubic function of the time since the last loss.
-    Cubic,
+named! {
+    /// Congestion control, by the names of Linux.
+    #[derive(Default)]
+    pub enum Algorithm {
+        /// RFC 9438: the window grows by a cubic function of the time since the last loss.
+        #[default]
+        Cubic = "cubic",
+        /// RFC 5681: a segment per round trip, half the window after a loss.
+        NewReno = "reno",
+        /// BBR version 3 (draft-ietf-ccwg-bbr): a model of the path sets rate and window.
+        Bbr = "bbr",
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Growth {
     NewReno(NewReno),
+    /// CUBIC in its first slow start.
+    Starting(HyStart),
     Cubic(Cubic),
+    /// The window is set from outside.
+    Bbr,
 }
 
 /// The congestion window of a connection.
@@ -40,7 +56,8 @@ impl Growth {
     fn new(algorithm: Algorithm) -> Self {
         match algorithm {
             Algorithm::NewReno => Self::NewReno(NewReno::default()),
-            Algorithm::Cubic => Self::Cubic(Cubic::default()),
+            Algorithm::Cubic => Self::Starting(HyStart::default()),
+            Algorithm::Bbr => Self::Bbr,
         }
     }
 }
@@ -54,15 +71,47 @@ impl Congestion {
     /// Switches to another algorithm and keeps the present window.
     pub(super) fn set_algorithm(&mut self, algorithm: Algorithm) {
         self.growth = Growth::new(algorithm);
+        if algorithm == Algorithm::Bbr {
+            self.ssthresh = u32::MAX;
+        }
+        if self.ssthresh < u32::MAX {
+            self.end_first_start();
+        }
+    }
+
+    pub(super) fn algorithm(&self) -> Algorithm {
+        match self.growth {
+            Growth::NewReno(_) => Algorithm::NewReno,
+            Growth::Starting(_) | Growth::Cubic(_) => Algorithm::Cubic,
+            Growth::Bbr => Algorithm::Bbr,
+        }
+    }
+
+    /// CUBIC's first slow start is over.
+    fn end_first_start(&mut self) {
+        if let Growth::Starting(_) = self.growth {
+            self.growth = Growth::Cubic(Cubic::default());
+        }
     }
 
     /// Grows the window for `acked` bytes that a cumulative ACK covers: in slow start by as many, since who receives in
     /// vectors acknowledges many segments at once (as on Linux; RFC 3465 would allow two).
     #[inline]
-    pub(super) fn on_ack(&mut self, now: u64, acked: u64, srtt: u64) {
+    pub(super) fn on_ack(&mut self, now: u64, acked: u64, srtt: u64, progress: &Progress) {
         let mut acked = u32::try_from(acked).unwrap_or(u32::MAX).min(LARGEST);
         if self.cwnd < self.ssthresh {
-            let grown = acked.min(self.ssthresh - self.cwnd);
+            let mut grown = acked.min(self.ssthresh - self.cwnd);
+            match &mut self.growth {
+                Growth::NewReno(_) | Growth::Cubic(_) => {}
+                Growth::Bbr => return,
+                Growth::Starting(start) => {
+                    grown = start.on_ack(grown, progress);
+                    if start.is_over() {
+                        self.ssthresh = self.cwnd;
+                        return self.end_first_start();
+                    }
+                }
+            }
             self.cwnd = (self.cwnd + grown).min(LARGEST);
             if self.cwnd < self.ssthresh {
                 return;
@@ -75,6 +124,7 @@ impl Congestion {
         }
         let cwnd = match &mut self.growth {
             Growth::NewReno(newreno) => newreno.on_ack(self.cwnd, acked, self.mss),
+            Growth::Starting(_) | Growth::Bbr => self.cwnd,
             Growth::Cubic(cubic) => cubic.on_ack(now, self.cwnd, acked, self.mss, srtt),
         };
         self.cwnd = cwnd.min(LARGEST);
@@ -98,8 +148,10 @@ impl Congestion {
     pub(super) fn on_loss(&mut self, flight: u64) {
         // Limited transmit sends beyond the window; that is not what the network carried (RFC 5681, section 3.2).
         let flight = u32::try_from(flight).unwrap_or(u32::MAX).min(self.cwnd);
+        self.end_first_start();
         let kept = match &mut self.growth {
             Growth::NewReno(newreno) => newreno.on_loss(flight),
+            Growth::Starting(_) | Growth::Bbr => return,
             Growth::Cubic(cubic) => cubic.on_loss(self.cwnd, flight),
         };
         self.ssthresh = kept.max(2 * self.mss);
@@ -114,9 +166,12 @@ impl Congestion {
     }
 
     /// The window after `idle` microseconds without data in flight: half for each `rto` that passed, but not less than
-    /// the restart window (RFC 5681, section 4.1; RFC 2861, section 3.2).
+    /// the restart window (RFC 5681, section 4.1; RFC 2861, section 3.2). BBR paces instead.
     #[inline]
     pub(super) fn after_idle(&self, idle: u64, rto: u64) -> u32 {
+        if matches!(self.growth, Growth::Bbr) {
+            return self.cwnd;
+        }
         let halvings = idle.checked_div(rto).unwrap_or(0).min(31);
         let floor = self.cwnd.min(initial(self.mss));
         (self.cwnd >> halvings).max(floor)

@@ -96,6 +96,8 @@ pub(super) struct Runs {
     pub(super) lost: u32,
     /// Below `published`, with a retransmission that is planned and not published.
     pub(super) replanned: u32,
+    /// When that was sent which was found lost last.
+    pub(super) lost_sent: u64,
     /// SACKed segments, as far as merged runs allow to count them.
     pub(super) segments: u32,
     /// Merging is worth a pass at so many runs.
@@ -273,6 +275,7 @@ impl Runs {
                     run.flags |= LOST;
                     bytes += end - start;
                     self.lost_from = self.lost_from.min(start);
+                    self.lost_sent = run.time;
                 } else {
                     waiting = waiting.max(Some(run.time));
                 }
@@ -295,6 +298,7 @@ impl Runs {
         let Some(run) = self.runs.front_mut() else { return 0 };
         run.flags |= LOST;
         let bytes = run.end.wrapping_sub(una as u32);
+        self.lost_sent = run.time;
         self.lost += bytes;
         self.lost_from = una;
         u64::from(bytes)
@@ -307,6 +311,7 @@ impl Runs {
         for run in &mut self.runs {
             if !run.sacked() && run.flags & LOST == 0 {
                 run.flags |= LOST;
+                self.lost_sent = run.time;
                 // What is planned already is not to be given again.
                 if run.flags & PLANNED == 0 {
                     bytes += run.end.wrapping_sub(start);

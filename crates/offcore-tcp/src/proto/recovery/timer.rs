@@ -28,12 +28,13 @@ impl Recovery {
     /// When [`Recovery::timer`] is to be called next, if at all. Every call on this structure may change it.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<u64> {
-        let first = self.timeout_at.min(self.probe_at).min(self.reorder_at);
+        let first = self.timeout_at.min(self.probe_at).min(self.reorder_at).min(self.release_at);
         (first != NEVER).then_some(first)
     }
 
     /// It is `now`. One action per call: where the deadline is not in the future after it, it is called again.
     pub(crate) fn timer(&mut self, now: u64) -> TimerAction {
+        self.release_due(now);
         if self.runs.is_empty() {
             (self.timeout_at, self.probe_at, self.reorder_at) = (NEVER, NEVER, NEVER);
             return TimerAction::None;
@@ -67,7 +68,7 @@ impl Recovery {
             return TimerAction::None;
         }
         if self.state == State::Open {
-            self.enter(flight, 0);
+            self.enter(now, flight, 0);
         }
         if self.state == State::Recovery {
             self.reduce(0, false);
@@ -82,6 +83,7 @@ impl Recovery {
             self.runs.forget_sacks();
         }
         let flight = self.runs.published - self.runs.una;
+        self.model_recovery(now);
         let episode = self.episode.get_or_insert_default();
         episode.stats.timeouts += 1;
         match self.state {
@@ -94,7 +96,8 @@ impl Recovery {
             State::Loss => {}
         }
         self.cc.on_timeout();
-        self.runs.lose_all();
+        let lost = self.runs.lose_all();
+        self.model_lost(now, lost);
         self.state = State::Loss;
         self.check = if self.sack { Check::Begun } else { Check::None };
         (self.recover, self.cwr) = (self.runs.published, true);

@@ -21,15 +21,15 @@ fn the_initial_window_is_ten_segments() {
 #[test]
 fn slow_start_takes_what_an_ack_covers() {
     let mut cc = congestion(Algorithm::NewReno);
-    cc.on_ack(0, u64::from(MSS), 0);
+    cc.on_ack(0, u64::from(MSS), 0, &Progress::default());
     assert_eq!(cc.cwnd, 11 * MSS);
-    cc.on_ack(0, 2 * u64::from(MSS), 0);
+    cc.on_ack(0, 2 * u64::from(MSS), 0, &Progress::default());
     assert_eq!(cc.cwnd, 13 * MSS);
-    cc.on_ack(0, 13 * u64::from(MSS), 0);
+    cc.on_ack(0, 13 * u64::from(MSS), 0, &Progress::default());
     assert_eq!(cc.cwnd, 26 * MSS, "of a whole vector");
-    cc.on_ack(0, 26 * u64::from(MSS), 0);
+    cc.on_ack(0, 26 * u64::from(MSS), 0, &Progress::default());
     assert_eq!(cc.cwnd, 52 * MSS, "after a timeout, too");
-    cc.on_ack(0, 100, 0);
+    cc.on_ack(0, 100, 0, &Progress::default());
     assert_eq!(cc.cwnd, 52 * MSS + 100, "bytes, not ACKs (ACK division)");
 }
 
@@ -40,7 +40,7 @@ fn avoidance_adds_a_segment_per_window() {
     cc.ssthresh = cc.cwnd;
     for acks in 1..=10 {
         assert_eq!(cc.cwnd, 10 * MSS, "{acks}");
-        cc.on_ack(0, u64::from(MSS), 0);
+        cc.on_ack(0, u64::from(MSS), 0, &Progress::default());
     }
     assert_eq!(cc.cwnd, 11 * MSS);
 }

@@ -1,8 +1,10 @@
 //! A link in virtual time between a sender that is [`Recovery`] and a receiver that acknowledges as Linux does.
 
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::ops::Range;
+use std::rc::Rc;
 
 use offcore_stats::random::SplitMix;
 
@@ -59,6 +61,10 @@ pub(super) struct Peer {
     pub(super) copy: u64,
     /// The peer's window.
     pub(super) window: u64,
+    /// Maximum pacing rate in bytes per second.
+    pub(super) pacing: u64,
+    /// Bytes per write, and microseconds between two writes. Without an interval all data is written at the start.
+    pub(super) writes: (u64, u64),
 }
 
 impl Default for Peer {
@@ -71,6 +77,8 @@ impl Default for Peer {
             burst: 1,
             copy: 0,
             window: 4 << 20,
+            pacing: u64::MAX,
+            writes: (0, 0),
         }
     }
 }
@@ -99,6 +107,7 @@ enum Event {
     Delayed {
         number: u64,
     },
+    Write,
 }
 
 /// How a transfer went.
@@ -111,6 +120,8 @@ pub(super) struct Report {
     /// Segments that the receiver had already.
     pub(super) useless: u64,
     pub(super) most_runs: usize,
+    /// Bytes that waited for the link at most, from a second after the beginning on.
+    pub(super) most_queued: u64,
 }
 
 /// RFC 5681's receiver, with SACK and DSACK.
@@ -185,11 +196,13 @@ pub(super) struct Transfer {
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     number: u64,
     now: u64,
-    /// When the link has sent what is in its queue.
-    busy: u64,
+    /// The time at which the link's queue is empty. Transfers may share it.
+    busy: Rc<Cell<u64>>,
     bytes: u64,
+    written: u64,
     dropped: u64,
     most_runs: usize,
+    most_queued: u64,
     /// Segments to be dropped by number, from 1.
     pub(super) victims: Vec<u64>,
     /// Everything sent in this time is lost, or waits for its end.
@@ -202,6 +215,7 @@ impl Transfer {
     pub(super) fn new(link: Link, peer: Peer, bytes: u64) -> Self {
         let mut sender = Recovery::new(peer.mss, peer.algorithm, peer.sack, peer.timestamps);
         sender.first_rtt(1_000_000, 2 * link.delay);
+        sender.set_max_pacing_rate(peer.pacing);
         Self {
             sender,
             link,
@@ -211,10 +225,12 @@ impl Transfer {
             events: BinaryHeap::new(),
             number: 0,
             now: 1_000_000,
-            busy: 0,
+            busy: Rc::default(),
             bytes,
+            written: if peer.writes.1 == 0 { bytes } else { 0 },
             dropped: 0,
             most_runs: 0,
+            most_queued: 0,
             victims: Vec::new(),
             outage: 0..0,
             pause: false,
@@ -227,32 +243,69 @@ impl Transfer {
         self.events.push(Reverse((time, self.number, event)));
     }
 
+    /// Uses the queue and the rate of another transfer's link.
+    pub(super) fn share(&mut self, other: &Self) {
+        self.busy = Rc::clone(&other.busy);
+    }
+
+    pub(super) fn begin(&mut self, at: u64) {
+        self.now = at;
+        if self.peer.writes.1 > 0 {
+            self.at(at, Event::Write);
+        }
+        self.send();
+    }
+
+    /// The application writes all of the rest.
+    pub(super) fn write_all(&mut self) {
+        self.written = self.bytes;
+        self.send();
+    }
+
+    /// The path has another delay from now on, one way.
+    pub(super) fn set_delay(&mut self, delay: u64) {
+        self.link.delay = delay;
+    }
+
+    /// When the next step is due.
+    pub(super) fn next(&self) -> u64 {
+        let event = self.events.peek().map(|Reverse((time, ..))| *time);
+        event.into_iter().chain(self.sender.deadline()).min().unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn step(&mut self) {
+        let due = self.sender.deadline();
+        let next = self.events.peek().map(|Reverse((time, ..))| *time);
+        match (due, next) {
+            (Some(due), next) if next.is_none_or(|next| due < next) => {
+                self.now = self.now.max(due);
+                self.act();
+            }
+            (_, Some(_)) => {
+                let Some(Reverse((time, _, event))) = self.events.pop() else { return };
+                self.now = self.now.max(time);
+                self.handle(event);
+            }
+            _ => panic!("stalled at {}: {:?}", self.now, self.sender),
+        }
+        self.check();
+    }
+
     /// Runs until every byte is acknowledged.
     pub(super) fn run(mut self) -> Report {
         let begin = self.now;
-        self.send();
+        self.begin(begin);
         let mut steps = 0_u64;
         while self.sender.una() < self.bytes {
             steps += 1;
             assert!(steps < 20_000_000, "no end: {:?}", self.sender);
-            let due = self.sender.deadline();
-            let next = self.events.peek().map(|Reverse((time, ..))| *time);
-            match (due, next) {
-                (Some(due), next) if next.is_none_or(|next| due < next) => {
-                    self.now = self.now.max(due);
-                    self.act();
-                }
-                (_, Some(_)) => {
-                    let Some(Reverse((time, _, event))) = self.events.pop() else { break };
-                    self.now = self.now.max(time);
-                    self.handle(event);
-                }
-                _ => panic!("stalled at {}: {:?}", self.now, self.sender),
-            }
-            self.check();
+            self.step();
         }
         assert_eq!(self.receiver.next, self.bytes);
         assert_eq!(self.sender.pipe(), 0, "{:?}", self.sender);
+        while self.sender.is_held() {
+            self.sender.timer(self.next());
+        }
         assert_eq!(self.sender.deadline(), None);
         Report {
             took: self.now - begin,
@@ -260,6 +313,7 @@ impl Transfer {
             dropped: self.dropped,
             useless: self.receiver.useless,
             most_runs: self.most_runs,
+            most_queued: self.most_queued,
         }
     }
 
@@ -292,11 +346,14 @@ impl Transfer {
         }
         loop {
             let from = self.sender.planned_to();
-            let edge = self.bytes.min(self.sender.una() + self.peer.window);
+            let edge = self.written.min(self.sender.una() + self.peer.window);
             let room = self.sender.window(self.now).min(edge.saturating_sub(from));
             let len = room.min(mss * self.peer.burst);
             // Silly windows are avoided (RFC 9293, section 3.8.6.2.1).
-            if len == 0 || (len < mss && from + len < self.bytes) {
+            if len == 0 || (len < mss && from + len < self.written) {
+                if from == self.written {
+                    self.sender.lacks_data();
+                }
                 return sent || self.sender.has_nothing_new() && self.send();
             }
             self.sender.plan_new(self.now, len);
@@ -327,6 +384,14 @@ impl Transfer {
                 self.sender.ack(self.now, &ack);
                 self.send();
             }
+            Event::Write => {
+                let (bytes, every) = self.peer.writes;
+                self.written = self.bytes.min(self.written + bytes);
+                if self.written < self.bytes {
+                    self.at(self.now + every, Event::Write);
+                }
+                self.send();
+            }
             Event::Delayed { number } => {
                 if self.receiver.delayed == number && self.receiver.unacked > 0 {
                     self.answer(None);
@@ -350,7 +415,10 @@ impl Transfer {
 
     fn transmit_segment(&mut self, range: (u64, u64)) {
         self.sent += 1;
-        let waiting = self.busy.saturating_sub(self.now) * self.link.rate / 1_000_000;
+        let waiting = self.busy.get().saturating_sub(self.now) * self.link.rate / 1_000_000;
+        if self.now > 2_000_000 {
+            self.most_queued = self.most_queued.max(waiting);
+        }
         let out = self.outage.contains(&self.now);
         let full = waiting + (range.1 - range.0) > self.link.queue && !(out && self.pause);
         let chance = self.random.happens(self.link.loss);
@@ -359,13 +427,13 @@ impl Transfer {
             return;
         }
         if out {
-            self.busy = self.busy.max(self.outage.end);
+            self.busy.set(self.busy.get().max(self.outage.end));
         }
         let took = (range.1 - range.0 + 52) * 1_000_000 / self.link.rate;
-        self.busy = self.busy.max(self.now) + took;
+        self.busy.set(self.busy.get().max(self.now) + took);
         let late = if self.random.happens(self.link.reorder) { self.random.below(self.link.late) } else { 0 };
         let marked = self.link.marks && waiting > self.link.queue / 2;
-        let at = self.busy + self.link.delay + late;
+        let at = self.busy.get() + self.link.delay + late;
         self.at(at, Event::Segment { range, sent: self.now, marked });
     }
 

@@ -15,6 +15,8 @@ enum Step {
     Ack { una: u64, sacks: Vec<(u64, u64)>, dsack: Option<(u64, u64)>, rtt: Option<u64>, flags: u8 },
     Timer(u64),
     Mss(u32),
+    Dry,
+    Algorithm(Algorithm),
 }
 
 fn near() -> impl Strategy<Value = u64> {
@@ -39,6 +41,10 @@ fn step() -> impl Strategy<Value = Step> {
         6 => ack.prop_map(|(una, sacks, dsack, rtt, flags)| Step::Ack { una, sacks, dsack, rtt, flags }),
         2 => (0..400_000_u64).prop_map(Step::Timer),
         1 => any::<u32>().prop_map(Step::Mss),
+        1 => Just(Step::Dry),
+        1 => prop_oneof![
+            Just(Algorithm::Cubic), Just(Algorithm::NewReno), Just(Algorithm::Bbr)
+        ].prop_map(Step::Algorithm),
     ]
 }
 
@@ -110,6 +116,8 @@ impl Driver {
                 }
             }
             Step::Mss(mss) => self.sender.set_mss(mss),
+            Step::Dry => self.sender.lacks_data(),
+            Step::Algorithm(algorithm) => self.sender.set_algorithm(algorithm),
         }
         let una = self.sender.una();
         self.given.retain(|range| range.end > una);
@@ -138,10 +146,12 @@ proptest! {
     #[test]
     fn garbage_breaks_nothing(
         steps in prop::collection::vec(step(), 1..300),
-        cubic in any::<bool>(), sack in any::<bool>(), timestamps in any::<bool>(), mss in 0..3000_u32,
+        algorithm in 0..3_usize, sack in any::<bool>(), timestamps in any::<bool>(), mss in 0..3000_u32,
+        rate in near(),
     ) {
-        let algorithm = if cubic { Algorithm::Cubic } else { Algorithm::NewReno };
-        let sender = Recovery::new(mss, algorithm, sack, timestamps);
+        let algorithm = [Algorithm::Cubic, Algorithm::NewReno, Algorithm::Bbr][algorithm];
+        let mut sender = Recovery::new(mss, algorithm, sack, timestamps);
+        sender.set_max_pacing_rate(rate);
         let mut driver = Driver { sender, now: 1, given: Vec::new(), acked: 0, reneged: false };
         for step in steps {
             driver.step(step);
@@ -153,9 +163,13 @@ proptest! {
 fn any_time_is_survived() {
     let mut random = SplitMix::new(3);
     let mut sender = Recovery::new(1000, Algorithm::Cubic, true, true);
-    for _ in 0..20_000 {
+    for step in 0..40_000 {
+        if step == 20_000 {
+            sender.set_algorithm(Algorithm::Bbr);
+        }
         // Clocks that jump are the caller's mistake, not a reason to end.
         let now = random.next() >> (random.below(63) + 1);
+        sender.lacks_data();
         sender.plan_new(now, random.below(3000));
         let (from, to) = (sender.published_to(), sender.planned_to());
         sender.published(now, from..to, false);

@@ -1,0 +1,142 @@
+//! BBR and pacing over links in virtual time.
+
+use super::super::Algorithm::{Bbr, Cubic};
+use super::link::{Link, Peer, Report, Transfer};
+
+const MB: u64 = 1 << 20;
+
+fn run(link: Link, peer: Peer, bytes: u64) -> Report {
+    Transfer::new(link, Peer { window: 64 * MB, ..peer }, bytes).run()
+}
+
+fn bbr() -> Peer {
+    Peer { algorithm: Bbr, ..Peer::default() }
+}
+
+/// Bytes per second.
+fn rate(report: &Report, bytes: u64) -> f64 {
+    bytes as f64 * 1e6 / report.took as f64
+}
+
+/// 100 Mbit/s, 40 ms.
+fn path() -> Link {
+    Link { delay: 20_000, queue: 500_000, ..Link::default() }
+}
+
+// draft-ietf-ccwg-bbr, section 3.2: losses below 2 % are no reason to slow down.
+#[test]
+fn random_loss_keeps_the_rate() {
+    let link = Link { loss: 0.01, ..path() };
+    let rates = [Bbr, Cubic].map(|algorithm| rate(&run(link, Peer { algorithm, ..bbr() }, 60 * MB), 60 * MB));
+    assert!(rates[0] > 0.75 * 12.5e6 && rates[0] > 5.0 * rates[1], "{rates:?}");
+}
+
+#[test]
+fn a_clean_path_is_filled() {
+    for (burst, copy) in [(1, 0), (44, 300)] {
+        let report = run(path(), Peer { burst, copy, ..bbr() }, 60 * MB);
+        assert!(rate(&report, 60 * MB) > 0.88 * 12.5e6, "{} {report:?}", rate(&report, 60 * MB));
+        assert_eq!(report.stats.timeouts, 0, "{report:?}");
+    }
+}
+
+// Section 3: a queue of a tenth of the bandwidth-delay product is enough.
+#[test]
+fn a_shallow_queue_is_enough() {
+    let report = run(Link { queue: 50_000, ..path() }, bbr(), 60 * MB);
+    assert!(rate(&report, 60 * MB) > 0.8 * 12.5e6, "{} {report:?}", rate(&report, 60 * MB));
+    assert!(report.dropped < 1500, "{report:?}");
+}
+
+// Section 3: a deep queue stays short.
+#[test]
+fn a_deep_queue_stays_short() {
+    let link = Link { queue: 16 * MB, ..path() };
+    let report = run(link, bbr(), 60 * MB);
+    assert!(rate(&report, 60 * MB) > 0.88 * 12.5e6, "{} {report:?}", rate(&report, 60 * MB));
+    assert!(report.most_queued < 700_000 && report.dropped == 0, "{report:?}");
+}
+
+// Section 4.1.1.3: a slow application does not make the path slow.
+#[test]
+fn a_slow_application_keeps_the_model() {
+    let mut transfer = Transfer::new(path(), Peer { writes: (20_000, 20_000), ..bbr() }, 60 * MB);
+    transfer.begin(1_000_000);
+    while transfer.next() < 12_000_000 {
+        transfer.step();
+    }
+    let slow = transfer.sender.una();
+    assert!((9_000_000..12_000_000).contains(&slow), "{slow} of 1 MB a second");
+    assert!(transfer.sender.pacing_rate() > 3_000_000, "{}", transfer.sender.pacing_rate());
+    // Then it writes as fast as it can.
+    transfer.write_all();
+    while transfer.next() < 14_000_000 {
+        transfer.step();
+    }
+    let rate = (transfer.sender.una() - slow) / 2;
+    assert!(rate > 9_000_000, "{rate} bytes a second");
+}
+
+// Section 3: flows converge to shares of about the same size.
+#[test]
+fn two_flows_share() {
+    let (mut first, mut second) =
+        (Transfer::new(path(), bbr(), 1 << 30), Transfer::new(path(), bbr(), 1 << 30));
+    second.share(&first);
+    first.begin(1_000_000);
+    second.begin(4_000_000);
+    let mut before = (0, 0);
+    while first.next().min(second.next()) < 64_000_000 {
+        let next = if first.next() <= second.next() { &mut first } else { &mut second };
+        next.step();
+        if next.next() < 24_000_000 {
+            before = (first.sender.una(), second.sender.una());
+        }
+    }
+    let shares =
+        [first.sender.una() - before.0, second.sender.una() - before.1].map(|bytes| bytes as f64 / 40.0);
+    assert!(shares[0] + shares[1] > 0.85 * 12.5e6, "{shares:?}");
+    assert!(shares.iter().all(|share| *share > 0.25 * 12.5e6), "{shares:?}");
+}
+
+// Section 5.3.4: the round-trip time is measured with less in flight, twice in ten seconds.
+#[test]
+fn a_longer_path_is_learned() {
+    let mut transfer = Transfer::new(path(), bbr(), 1 << 30);
+    transfer.begin(1_000_000);
+    while transfer.next() < 6_000_000 {
+        transfer.step();
+    }
+    transfer.set_delay(60_000);
+    while transfer.next() < 26_000_000 {
+        transfer.step();
+    }
+    let before = transfer.sender.una();
+    while transfer.next() < 36_000_000 {
+        transfer.step();
+    }
+    let rate = (transfer.sender.una() - before) as f64 / 10.0;
+    assert!(rate > 0.85 * 12.5e6, "{rate}");
+}
+
+// `SO_MAX_PACING_RATE`: the rate is kept, and nothing is sent in bursts.
+#[test]
+fn a_pacing_rate_is_kept() {
+    for algorithm in [Bbr, Cubic] {
+        for pacing in [125_000, 1_250_000, 5_000_000] {
+            let bytes = 4 * pacing;
+            let report = run(Link { queue: 20_000, ..path() }, Peer { algorithm, pacing, ..bbr() }, bytes);
+            let rate = rate(&report, bytes) / pacing as f64;
+            assert!((0.9..1.02).contains(&rate), "{algorithm:?} {pacing}: {rate} {report:?}");
+            assert_eq!(report.dropped, 0, "{algorithm:?} {pacing}: {report:?}");
+        }
+    }
+}
+
+// RFC 3168, section 6.1.2: marks are answered as losses are.
+#[test]
+fn marks_keep_the_queue_short() {
+    let report = run(Link { marks: true, queue: 500_000, ..path() }, bbr(), 60 * MB);
+    assert!(report.stats.marks > 0 && report.dropped < 100, "{report:?}");
+    assert!(rate(&report, 60 * MB) > 0.8 * 12.5e6, "{} {report:?}", rate(&report, 60 * MB));
+}
