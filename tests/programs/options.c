@@ -30,6 +30,8 @@ static const struct option plain[] = {
     OPTION(SOL_SOCKET, SO_RCVLOWAT, 0),
     OPTION(SOL_SOCKET, SO_SNDLOWAT, 10),
     OPTION(SOL_SOCKET, SO_ZEROCOPY, 1),
+    OPTION(SOL_SOCKET, SO_MAX_PACING_RATE, 1 << 30),
+    OPTION(SOL_SOCKET, SO_MAX_PACING_RATE, -1),
     OPTION(SOL_SOCKET, SO_ACCEPTCONN, 1),
     OPTION(SOL_SOCKET, SO_ERROR, 1),
     OPTION(SOL_SOCKET, SO_TYPE, 1),
@@ -179,6 +181,19 @@ static void structures(int fd)
     len = sizeof name;
     getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &len);
     say("congestion-name", "%s", name);
+    // A rate has 32 or 64 bits.
+    unsigned long rate = 123456789012;
+    result("pacing-set-64", setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof rate));
+    rate = 0;
+    len = sizeof rate;
+    getsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, &len);
+    say("pacing-get-64", "%lu length %u", rate, len);
+    say("pacing-get-32", "%u", (unsigned)int_of(fd, SOL_SOCKET, SO_MAX_PACING_RATE));
+    result("pacing-short", setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, 2));
+    result("pacing-none", set_int(fd, SOL_SOCKET, SO_MAX_PACING_RATE, -1));
+    len = sizeof rate;
+    getsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, &len);
+    say("pacing-get-none", "%lx length %u", rate, len);
     result("bindtodevice-unknown", setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "nonesuch0", 9));
 }
 

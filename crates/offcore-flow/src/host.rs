@@ -9,7 +9,7 @@ pub mod watched;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use offcore_dma::Mover;
 use offcore_mem::{BURST, Burst, Packet};
@@ -424,6 +424,12 @@ impl Task for Host {
         }
         self.app.publish();
         self.look_at_links();
+    }
+
+    fn next_timer(&self) -> Option<Duration> {
+        let now = self.now();
+        let due = self.path.stack.next_conn_timer()?;
+        Some(Duration::from_micros(due.saturating_sub(now)))
     }
 
     fn wake_sources<'a>(&'a mut self, each: &mut dyn FnMut(WakeSource<'a>)) {

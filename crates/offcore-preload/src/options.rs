@@ -66,6 +66,20 @@ unsafe fn give<T: Copy>(value: T, to: *mut c_void, len: *mut socklen_t) -> Resul
     Ok(())
 }
 
+/// Returns `SO_MAX_PACING_RATE` in 64 bits, or in 32 bits if the program has no room for 64.
+///
+/// # Safety
+/// `to` is of `*len` bytes.
+unsafe fn give_pacing_rate(rate: u64, to: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    match unsafe { len.as_ref() } {
+        // SAFETY: as above.
+        Some(&room) if room as i32 >= size_of::<u64>() as i32 => unsafe { give(rate, to, len) },
+        // SAFETY: as above.
+        _ => unsafe { give(rate.min(u32::MAX.into()) as u32, to, len) },
+    }
+}
+
 /// Linger time of `close` in seconds plus one; 0 without `SO_LINGER`.
 fn linger_of(session: &Session) -> u32 {
     let kept = &session.slot.kept;
@@ -178,6 +192,11 @@ pub(crate) unsafe fn set(
             // SAFETY: the caller's promise.
             let which = unsafe { stream_options::congestion(value, len) }?;
             kept.change(number::CONGESTION, |_| number::encode(which as u32));
+            session.mark();
+        }
+        (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE) if !session.is_datagrams() => {
+            // SAFETY: the caller's promise.
+            kept.set_pacing_rate(unsafe { stream_options::pacing_rate(value, len) }?);
             session.mark();
         }
         (
@@ -318,6 +337,10 @@ pub(crate) unsafe fn get(
         }
         (libc::SOL_SOCKET, libc::SO_RCVBUF) if wishes.receive_buffer.load(Ordering::Relaxed) != 0 => {
             wishes.receive_buffer.load(Ordering::Relaxed) as c_int * 2
+        }
+        (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE) if !session.is_datagrams() => {
+            // SAFETY: the caller's promise.
+            return unsafe { give_pacing_rate(session.slot.kept.pacing_rate(), to, len) };
         }
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) if !session.is_datagrams() => wants(wish::NO_DELAY),
         (libc::IPPROTO_TCP, libc::TCP_CORK) if !session.is_datagrams() => wants(wish::CORK),

@@ -82,7 +82,7 @@ const NUMBERS: [(c_int, c_int, usize); 10] = [
 ];
 
 /// Options handled by [`crate::options`].
-const OTHERS: [(c_int, c_int); 17] = [
+const OTHERS: [(c_int, c_int); 18] = [
     (SOCKET, libc::SO_KEEPALIVE),
     (SOCKET, libc::SO_LINGER),
     (SOCKET, libc::SO_RCVTIMEO),
@@ -93,6 +93,7 @@ const OTHERS: [(c_int, c_int); 17] = [
     (SOCKET, libc::SO_RCVBUF),
     (SOCKET, libc::SO_SNDBUFFORCE),
     (SOCKET, libc::SO_RCVBUFFORCE),
+    (SOCKET, libc::SO_MAX_PACING_RATE),
     (TCP, libc::TCP_NODELAY),
     (TCP, libc::TCP_CORK),
     (TCP, libc::TCP_KEEPIDLE),
@@ -118,7 +119,7 @@ const ABSENT: [(c_int, c_int, Errno); 10] = [
 ];
 
 /// Congestion controls of the stack.
-const CONGESTION: [&[u8]; 2] = [b"cubic", b"reno"];
+const CONGESTION: [&[u8]; 3] = [b"cubic", b"reno", b"bbr"];
 
 /// The place of an option in the slot.
 #[derive(Clone, Copy)]
@@ -253,6 +254,26 @@ pub(crate) fn congestion_name(which: u32) -> Option<&'static [u8]> {
     CONGESTION.get(which as usize).copied()
 }
 
+/// The value of `SO_MAX_PACING_RATE`: of 32 bits, where all ones are no limit, or of 64 bits.
+///
+/// # Safety
+/// `value` is of `len` bytes.
+pub(crate) unsafe fn pacing_rate(value: *const c_void, len: socklen_t) -> Result<u64, Errno> {
+    if (len as usize) < size_of::<u32>() {
+        return Err(libc::EINVAL);
+    }
+    if value.is_null() {
+        return Err(libc::EFAULT);
+    }
+    if len as usize >= size_of::<u64>() {
+        // SAFETY: as long, as checked.
+        return Ok(unsafe { value.cast::<u64>().read_unaligned() });
+    }
+    // SAFETY: as long, as checked.
+    let rate = unsafe { value.cast::<u32>().read_unaligned() };
+    Ok(if rate == u32::MAX { u64::MAX } else { rate.into() })
+}
+
 /// Sets an option of a session, which the slot keeps.
 ///
 /// # Errors
@@ -295,6 +316,8 @@ pub(crate) fn of_kernel(fd: c_int, v6: bool) -> Kept {
     let none = libc::linger { l_onoff: 0, l_linger: 0 };
     let linger = sys::socket_option(fd, SOCKET, libc::SO_LINGER, none).filter(|linger| linger.l_onoff != 0);
     kept.change(number::LINGER, |_| linger.map_or(0, |linger| linger.l_linger.max(0) as u32 + 1));
+    let rate = sys::socket_option(fd, SOCKET, libc::SO_MAX_PACING_RATE, u64::MAX);
+    kept.set_pacing_rate(rate.unwrap_or(u64::MAX));
     let name = sys::socket_option(fd, TCP, libc::TCP_CONGESTION, [0u8; 16]).unwrap_or_default();
     // SAFETY: it has so many bytes.
     let which = unsafe { congestion(name.as_ptr().cast(), name.len() as socklen_t) };
@@ -359,6 +382,12 @@ pub(crate) fn give_back(slot: &Slot, fd: c_int) {
         let (at, len) = ((&raw const linger).cast(), size_of::<libc::linger>());
         // SAFETY: a value that lives until the call returns.
         let _ = unsafe { sys::setsockopt(fd, SOCKET, libc::SO_LINGER, at, len) };
+    }
+    let rate = kept.pacing_rate();
+    if rate < u64::MAX {
+        let (at, len) = ((&raw const rate).cast(), size_of::<u64>());
+        // SAFETY: a value that lives until the call returns.
+        let _ = unsafe { sys::setsockopt(fd, SOCKET, libc::SO_MAX_PACING_RATE, at, len) };
     }
     if let Some(name) = number::decode(kept.number(number::CONGESTION)).and_then(congestion_name) {
         // SAFETY: a value that lives until the call returns.

@@ -20,6 +20,7 @@ use offcore_mem::{Hugepages, Pool};
 use offcore_port::PortError;
 use offcore_port::spec::PortSpec;
 use offcore_stats::lcore;
+use offcore_tcp::proto::Algorithm;
 use offcore_wire::MacAddr;
 
 use eal::EalArgs;
@@ -408,6 +409,10 @@ pub(crate) fn topology() -> impl TypedValueParser<Value = Topology> {
 
 pub(crate) fn idle() -> impl TypedValueParser<Value = Idle> {
     one_of(Idle::NAMES, Idle::find)
+}
+
+pub(crate) fn congestion() -> impl TypedValueParser<Value = Algorithm> {
+    one_of(Algorithm::NAMES, Algorithm::find)
 }
 
 pub(crate) fn mode() -> impl TypedValueParser<Value = Mode> {

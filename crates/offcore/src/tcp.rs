@@ -14,12 +14,12 @@ use offcore_flow::switch::{HostIface, Hosting, Run};
 use offcore_flow::{Idle, SwitchConfig};
 use offcore_mem::BURST;
 use offcore_port::spec::{PortSpec, split_fields};
-use offcore_tcp::proto::{Prefix, Route};
+use offcore_tcp::proto::{Algorithm, Prefix, Route};
 use offcore_wire::MacAddr;
 use rustix::process::Pid;
 
 use crate::args::flags::by_flag;
-use crate::args::{EngineArgs, RunArgs, idle, mode, port};
+use crate::args::{EngineArgs, RunArgs, congestion, idle, mode, port};
 use crate::switch::{Watching, plan, report, run_switch};
 use crate::{Failure, home};
 
@@ -118,6 +118,10 @@ pub(crate) struct TcpArgs {
     /// Adds a table of the connections to reports, 1000 at most
     #[arg(long)]
     pub connections: bool,
+
+    /// Congestion control of connections, unless an application sets another one (TCP_CONGESTION)
+    #[arg(long, value_name = "NAME", default_value = "cubic", value_parser = congestion())]
+    pub congestion: Algorithm,
 
     /// Behaviour of an idle worker: poll, or sleep until an event
     #[arg(long, value_name = "WHAT", default_value = "poll", value_parser = idle())]
@@ -376,6 +380,7 @@ fn plan(args: &TcpArgs) -> Result<(SwitchConfig, Vec<PortSpec>), String> {
     let (mut config, ports) = host(&args.ports, app, &args.run, &args.engines, args.mode)?;
     if let Run::Host(hosting) = &mut config.run {
         hosting.connections = args.connections;
+        hosting.congestion = args.congestion;
     }
     Ok((SwitchConfig { idle: args.idle, ..config }, ports))
 }
@@ -398,7 +403,7 @@ pub(crate) fn host(
         None => plan::lcores(None, &engines.dsa_sims, &dma)?.into_iter().take(1).collect(),
     };
     let config = SwitchConfig {
-        run: Run::Host(Hosting { ifaces, app, connections: false }),
+        run: Run::Host(Hosting { ifaces, app, congestion: Algorithm::default(), connections: false }),
         mode: mode.unwrap_or(if mapped { Mode::Offload } else { Mode::Cpu }),
         lcores,
         simulators: engines.dsa_sims.clone(),
@@ -517,6 +522,15 @@ mod tests {
             Ok(_) => Err("another command".into()),
             Err(error) => Err(error.to_string()),
         }
+    }
+
+    #[test]
+    fn congestion_control_has_its_name() {
+        for (flags, expected) in [("", Algorithm::Cubic), ("--congestion bbr", Algorithm::Bbr)] {
+            let Run::Host(hosting) = planned(flags).unwrap().run else { panic!("{flags}") };
+            assert_eq!(hosting.congestion, expected);
+        }
+        assert!(planned("--congestion vegas").unwrap_err().contains("[possible values: cubic, reno, bbr]"));
     }
 
     #[test]

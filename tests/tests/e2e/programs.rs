@@ -72,7 +72,7 @@ fn listen() {
 
 #[test]
 fn options() {
-    same_twice("options", 359);
+    same_twice("options", 373);
 }
 
 #[test]

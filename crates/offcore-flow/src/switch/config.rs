@@ -11,7 +11,7 @@ use offcore_gpu::patterns::Patterns;
 use offcore_mem::Hugepages;
 use offcore_port::Port;
 use offcore_port::spec::PortSpec;
-use offcore_tcp::proto::{Prefix, Route as IpRoute};
+use offcore_tcp::proto::{Algorithm, Prefix, Route as IpRoute};
 use offcore_wire::MacAddr;
 
 use crate::bridge::BridgeConfig;
@@ -186,6 +186,8 @@ pub struct Hosting {
     /// The interfaces, by port.
     pub ifaces: Vec<HostIface>,
     pub app: Hosted,
+    /// How connections avoid congestion whose application does not choose it.
+    pub congestion: Algorithm,
     /// Whether reports tell of its connections.
     pub connections: bool,
 }

@@ -54,7 +54,7 @@ impl Hosting {
 
     /// What the stack of one worker is told.
     fn config(&self, secret: [u8; 16], share: Share) -> Config {
-        let mut config = Config { secret, share, ..Config::default() };
+        let mut config = Config { secret, share, algorithm: self.congestion, ..Config::default() };
         if let Hosted::Others(_) = &self.app {
             // Each application has memory of its own; nothing uses the stack's.
             config.memory = OWN_MEMORY;

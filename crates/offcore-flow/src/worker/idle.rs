@@ -3,8 +3,8 @@
 //! A worker that sleeps when idle polls for 50 us after the last packet, since the next one is usually not far. Then it
 //! *arms* its queues ([`arm`](offcore_port::RxQueue::arm)), which ask for events and look once more, and waits in one
 //! system call for the first of them. An event makes it poll again as if a packet had come; when the time is up without
-//! one, it takes one round and sleeps on. It never sleeps for more than 10 ms, so whoever changes something need not wake
-//! it; nor with a copy in flight, since nobody would tell.
+//! one, it takes one round and sleeps on. It never sleeps beyond a task's next timer, nor for more than 10 ms, so whoever
+//! changes something need not wake it; nor with a copy in flight, because its end is no event.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -122,6 +122,11 @@ impl Sleeper {
         let [mut time, short] = self.times;
         let mut awake = false;
         for task in tasks {
+            if let Some(due) = task.next_timer()
+                && let Ok(due) = Timespec::try_from(due.max(TIMEOUT))
+            {
+                time = time.min(due);
+            }
             task.wake_sources(&mut |source| {
                 if awake {
                     return;
@@ -131,7 +136,7 @@ impl Sleeper {
                     Wake::Event(fd) if !events.is_full() => {
                         events.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
                     }
-                    Wake::Event(_) | Wake::Poll => time = short,
+                    Wake::Event(_) | Wake::Poll => time = time.min(short),
                     Wake::Never => {}
                 }
             });
@@ -173,6 +178,40 @@ mod tests {
         assert!(sleeper.is_due(0), "nothing has come");
         assert_eq!((sleeper.stats.counter(0).value(), sleeper.stats.counter(1).value()), (1, 0));
         assert!(sleeper.stats.counter(2).value() > tsc::ticks(SHORT));
+    }
+
+    /// A task whose timer is due in 2 ms.
+    #[derive(Debug)]
+    struct Timed;
+
+    impl Task for Timed {
+        fn round(&mut self, _: &mut Context<'_>) -> usize {
+            0
+        }
+
+        fn drain(&mut self, _: &mut Context<'_>) -> usize {
+            0
+        }
+
+        fn wake_sources<'a>(&'a mut self, _: &mut dyn FnMut(WakeSource<'a>)) {}
+
+        fn next_timer(&self) -> Option<Duration> {
+            Some(Duration::from_millis(2))
+        }
+    }
+
+    #[test]
+    fn timers_end_sleep() {
+        let mut sleeper = Sleeper::new(Block::private(&IDLE_COUNTERS));
+        let slept = |tasks: &mut [Box<dyn Task>], sleeper: &mut Sleeper| {
+            let before = sleeper.stats.counter(2).value();
+            sleeper.sleep(tasks);
+            sleeper.stats.counter(2).value() - before
+        };
+        // The shortest of several sleeps: a busy machine makes some of them longer.
+        let shortest = (0..50).map(|_| slept(&mut [Box::new(Timed)], &mut sleeper)).min().unwrap();
+        assert!(shortest < tsc::ticks(LONGEST), "{shortest}");
+        assert!(shortest > tsc::ticks(Duration::from_millis(1)), "{shortest}");
     }
 
     /// Memory that has the worker wait when its queue is armed.

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::time::Duration;
 
 use offcore_port::{Context, RxQueue, Wake};
 use offcore_stats::{Stage, tsc};
@@ -33,6 +34,11 @@ pub trait Task: Any + fmt::Debug + Send {
 
     /// Stores counters that are not stored where they are counted: called now and then.
     fn publish(&mut self) {}
+
+    /// The time until its next timer, which its worker must not sleep beyond.
+    fn next_timer(&self) -> Option<Duration> {
+        None
+    }
 
     /// Whether it makes packets of its own accord, so that its worker must not sleep.
     fn generates(&self) -> bool {

@@ -25,6 +25,9 @@ pub mod number {
     pub const MAXSEG: usize = 6;
     /// `SO_RCVLOWAT`.
     pub const RCVLOWAT: usize = 7;
+    /// `SO_MAX_PACING_RATE` in bytes per second, all bits inverted: 0 is no limit. This is the low half; the next number is the
+    /// high one.
+    pub const PACING_RATE: usize = 8;
     /// `TCP_DEFER_ACCEPT`, in seconds.
     pub const DEFER_ACCEPT: usize = 10;
     /// `TCP_LINGER2`, in seconds.
@@ -63,6 +66,16 @@ impl Kept {
     /// A number of a stream.
     pub fn number(&self, at: usize) -> u32 {
         self.0.get(at / 2).map_or(0, |word| (word.load(Ordering::Relaxed) >> (at % 2 * 32)) as u32)
+    }
+
+    /// The largest pacing rate of a stream in bytes per second, see [`number::PACING_RATE`].
+    pub fn pacing_rate(&self) -> u64 {
+        !self.0[number::PACING_RATE / 2].load(Ordering::Relaxed)
+    }
+
+    /// Sets it; `u64::MAX` is no limit.
+    pub fn set_pacing_rate(&self, rate: u64) {
+        self.0[number::PACING_RATE / 2].store(!rate, Ordering::Relaxed);
     }
 
     /// Changes a number of a stream.

@@ -156,7 +156,10 @@ pub(super) fn connection(now: u64, both: &Both, wishes: &Wishes) -> Tcb {
     };
     let mut receiver = Receiver::new(irs, promise, scale);
     let algorithm = wanted.algorithm.unwrap_or(wishes.algorithm);
-    let sender = Sender::new(iss, mss, algorithm, agreed.sack, agreed.timestamps.is_some());
+    let mut sender = Sender::new(iss, mss, algorithm, agreed.sack, agreed.timestamps.is_some());
+    if let Some(rate) = wanted.pacing_rate {
+        sender.recovery.set_max_pacing_rate(rate);
+    }
     if let Some(timestamp) = offered.timestamp {
         receiver.start_timestamps(now, timestamp);
     }

@@ -18,6 +18,8 @@ pub struct ConnOptions {
     /// Limit of a segment's payload, and of the MSS option of the SYN (`TCP_MAXSEG`). It has no effect after the handshake.
     pub segment: Option<u16>,
     pub algorithm: Option<Algorithm>,
+    /// Limit of the payload bytes sent per second (`SO_MAX_PACING_RATE`).
+    pub pacing_rate: Option<u64>,
     /// Microseconds of FIN-WAIT-2 after the application has closed the connection (`TCP_LINGER2`).
     pub fin_timeout: Option<u64>,
     /// For a listener: SYN-ACKs before a connection without data is reported (`TCP_DEFER_ACCEPT`).

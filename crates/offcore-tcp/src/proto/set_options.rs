@@ -9,6 +9,7 @@ use super::options::ConnOptions;
 use super::output::{self, Fields, TxChecksum};
 use super::packet::Out;
 use super::receive::AckNeed;
+use super::recovery::Algorithm;
 use super::stack::Stack;
 
 impl Stack {
@@ -22,8 +23,16 @@ impl Stack {
         if algorithm(&options) != algorithm(&tcb.options) {
             tcb.sender.recovery.set_algorithm(algorithm(&options));
         }
+        if options.pacing_rate != tcb.options.pacing_rate {
+            tcb.sender.recovery.set_max_pacing_rate(options.pacing_rate.unwrap_or(u64::MAX));
+        }
         tcb.set_options(options);
         Ok(())
+    }
+
+    /// The congestion control of connections whose options name none.
+    pub fn algorithm(&self) -> Algorithm {
+        self.config.algorithm
     }
 
     /// Sets the options of a listener's future connections.

@@ -88,9 +88,38 @@ fn maxseg_limits_segments() {
 fn congestion_control_can_be_chosen() {
     let newreno = ConnOptions { algorithm: Some(Algorithm::NewReno), ..ConnOptions::default() };
     let (mut world, ends) = connected("10.0.0.2:7", [newreno, ConnOptions::default()]);
-    for options in [ConnOptions::default(), newreno] {
+    let bbr = ConnOptions { algorithm: Some(Algorithm::Bbr), ..ConnOptions::default() };
+    for options in [ConnOptions::default(), newreno, bbr, newreno, bbr, ConnOptions::default()] {
         world.hosts[0].stack.set_options(ends[0], options).unwrap();
         exchange(&mut world, ends);
+    }
+}
+
+#[test]
+fn pacing_rates_spread_data() {
+    let usual = ConnOptions::default();
+    let paced = ConnOptions { pacing_rate: Some(100_000), ..usual };
+    for (options, by) in [([paced, usual], 0), ([usual, paced], 1)] {
+        let (mut world, ends) = connected("10.0.0.2:7", options);
+        let transfer = |world: &mut World, bytes: usize| {
+            world.hosts[1 - by].sessions.get_mut(&ends[1 - by]).unwrap().received.clear();
+            world.trace.clear();
+            let began = world.now;
+            world.hosts[by].send(world.now, ends[by], &content(1, bytes));
+            let full = |hosts: &mut [crate::host::Host; 2]| {
+                hosts[1 - by].sessions[&ends[1 - by]].received.len() == bytes
+            };
+            assert!(world.run_until(20 * SECOND, full));
+            world.now - began
+        };
+        let took = transfer(&mut world, 200_000);
+        assert!((1_900_000..2_050_000).contains(&took), "{took}");
+        // Two segments at once: they have 30 ms.
+        let sent = world.trace.iter().filter(|(_, host, frame)| *host == by && frame.len() > 1000);
+        let times: Vec<_> = sent.map(|(time, ..)| *time).collect();
+        assert!(times.windows(5).all(|times| times[4] - times[0] > 20_000), "{times:?}");
+        world.hosts[by].stack.set_options(ends[by], usual).unwrap();
+        assert!(transfer(&mut world, 200_000) < SECOND / 2);
     }
 }
 

@@ -11,7 +11,7 @@ use offcore_session::message::{
 };
 use offcore_session::slot::{OPTIONS, state};
 use offcore_stats::tsc;
-use offcore_tcp::proto::{CallError, ConnId, ConnOptions, Info};
+use offcore_tcp::proto::{Algorithm, CallError, ConnId, ConnOptions, Info};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 
@@ -19,7 +19,7 @@ use super::application::{Asked, Queue};
 use super::key::Key;
 use super::listening::UNHEARD;
 use super::session::{
-    DATAGRAM, Listener, STREAM, What, conn_options, number as error_number, write_addresses,
+    DATAGRAM, Listener, STREAM, What, conn_options, name_congestion, number as error_number, write_addresses,
 };
 use super::sessions::Beginning;
 use super::wire::Received;
@@ -306,7 +306,7 @@ impl Serve {
             let what = What::Stream(conn);
             let begin = Beginning { place, what, state: state::CONNECTING, local, remote: Some(to) };
             let reply = self.made(app, begin, calls)?;
-            self.keep_options(conn, &question.options, kept);
+            self.keep_options(conn, &question.options, kept, calls.stack.algorithm());
             return Ok(reply);
         }
         let (session, slot) = application.both(question.number).ok_or(Errno::BADF)?;
@@ -397,16 +397,20 @@ impl Serve {
                 (number, reply)
             }
         };
+        if let Some((_, slot)) = self.app(app).and_then(|app| app.both(number)) {
+            name_congestion(slot, calls.stack.algorithm());
+        }
         self.look_at(app, number, calls);
         self.begin_to_listen(app, number, backlog, kernel.take(), calls);
         Ok(reply)
     }
 
     /// Stores the initial options of a connection in its slot.
-    fn keep_options(&mut self, conn: ConnId, options: &[u32; OPTIONS], kept: ConnOptions) {
+    fn keep_options(&mut self, conn: ConnId, options: &[u32; OPTIONS], kept: ConnOptions, usual: Algorithm) {
         let Some((app, number)) = self.by_conn.get(&conn).copied() else { return };
         if let Some((session, slot)) = self.app(app).and_then(|app| app.both(number)) {
             slot.kept.set_numbers(options);
+            name_congestion(slot, usual);
             session.kept = kept;
         }
     }

@@ -533,13 +533,21 @@ pub(super) fn conn_options(kept: &[u32; OPTIONS], v6: bool) -> ConnOptions {
         segment: number(option::MAXSEG)
             .and_then(|segment| u16::try_from(segment).ok())
             .filter(|mss| *mss > 0),
-        algorithm: match number(option::CONGESTION) {
-            Some(0) => Some(Algorithm::Cubic),
-            Some(1) => Some(Algorithm::NewReno),
-            _ => None,
-        },
+        algorithm: number(option::CONGESTION).and_then(|which| Algorithm::ALL.get(which as usize)).copied(),
+        pacing_rate: Some(
+            !(u64::from(kept[option::PACING_RATE]) | u64::from(kept[option::PACING_RATE + 1]) << 32),
+        )
+        .filter(|rate| *rate < u64::MAX),
         fin_timeout: number(option::LINGER2).map(seconds),
         defer: if number(option::DEFER_ACCEPT) == Some(0) { 0 } else { defer },
+    }
+}
+
+/// Stores the stack's congestion control in a slot that names none: `getsockopt` reads it there.
+pub(super) fn name_congestion(slot: &Slot, usual: Algorithm) {
+    if usual != Algorithm::Cubic {
+        let usual = option::encode(usual as u32);
+        slot.kept.change(option::CONGESTION, |named| if named == 0 { usual } else { named });
     }
 }
 

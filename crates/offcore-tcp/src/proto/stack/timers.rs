@@ -53,6 +53,11 @@ impl Stack {
         deadlines.into_iter().flatten().min()
     }
 
+    /// A time before which no timer of a connection expires. Not in the past after [`timers`](Self::timers).
+    pub fn next_conn_timer(&self) -> Option<u64> {
+        self.wheel.next_deadline()
+    }
+
     fn conn_timer(&mut self, now: u64, index: u32, out: &mut Out) {
         let Some((id, conn)) = self.conns.at(index) else { return };
         let tcb = &mut conn.tcb;
