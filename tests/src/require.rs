@@ -30,6 +30,8 @@ pub enum Need {
     Cc,
     /// `ping`.
     Ping,
+    /// `dnsmasq`.
+    Dnsmasq,
     /// `ethtool`.
     Ethtool,
     /// `iperf3`.
@@ -102,6 +104,7 @@ impl Need {
             Self::Ip => program("ip", "iproute2"),
             Self::Cc => program("cc", "gcc"),
             Self::Ping => program("ping", "iputils-ping"),
+            Self::Dnsmasq => program("dnsmasq", "dnsmasq-base"),
             Self::Ethtool => program("ethtool", "ethtool"),
             Self::Iperf3 => program("iperf3", "iperf3"),
             Self::Tcpdump => program("tcpdump", "tcpdump"),

@@ -21,7 +21,7 @@ enum SeenBy {
     File(&'static str),
 }
 
-const PEERS: [Peer; 26] = [
+const PEERS: [Peer; 27] = [
     Peer::program("g++", "g++"),
     Peer::program("pkg-config", "pkg-config"),
     Peer::program("dpdk", "dpdk-devbind.py"),
@@ -37,6 +37,7 @@ const PEERS: [Peer; 26] = [
     Peer::program("curl", "curl"),
     Peer::program("wrk", "wrk"),
     Peer::program("apache2-utils", "ab"),
+    Peer::program("dnsmasq-base", "dnsmasq"),
     Peer::program("nginx-light", "nginx"),
     Peer::program("redis-server", "redis-server"),
     Peer::program("redis-tools", "redis-benchmark"),

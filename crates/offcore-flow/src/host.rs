@@ -124,6 +124,8 @@ pub struct Host {
     ticks: u64,
     /// When the application was told to stop.
     stopping: Option<u64>,
+    /// Leases have been given back.
+    released: bool,
     /// The host's workers that need each other's queues still; none when this is the only one.
     unfinished: Option<Unfinished>,
     finished: bool,
@@ -150,6 +152,7 @@ impl Host {
             started,
             ticks,
             stopping: None,
+            released: false,
             unfinished: None,
             finished: false,
             ending: Vec::new(),
@@ -312,6 +315,13 @@ impl Host {
         self.path.take_events(&mut events);
         let any = !events.is_empty();
         for event in events.drain(..) {
+            if let Event::Address { iface, address, held } = event {
+                match held {
+                    true => tracing::info!("port{iface} has the address {address} from the network"),
+                    false if self.released => tracing::info!("port{iface} gives {address} back"),
+                    false => tracing::warn!("port{iface} has lost {address}: its lease has ended"),
+                }
+            }
             let (stack, out) = self.path.call();
             self.app.event(event, &mut Calls { stack, out, now });
         }
@@ -395,7 +405,7 @@ impl Task for Host {
         let now = self.now();
         let since = *self.stopping.get_or_insert_with(|| {
             if let Some(watched) = &mut self.watched {
-                watched.finish(&mut self.path);
+                watched.finish(now, &mut self.path);
             }
             let (stack, out) = self.path.call();
             self.app.stop(&mut Calls { stack, out, now });
@@ -405,6 +415,10 @@ impl Task for Host {
         let lingers =
             self.app.is_ending() || self.path.stack.connections() > 0 && now - since < LINGER_MICROS;
         let needed = !self.ports.is_empty() && self.is_needed();
+        if !lingers && !mem::replace(&mut self.released, true) {
+            let (stack, out) = self.path.call();
+            stack.release_leases(now, out);
+        }
         self.turn(ctx, lingers || needed);
         let left = self.path.in_flight(ctx.mover) + self.app.in_flight(ctx.mover);
         if left == 0 && !lingers {

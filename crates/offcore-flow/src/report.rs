@@ -1,7 +1,9 @@
 //! What a running switch tells: read from the statistics page, as any other process would read it.
 
+mod interfaces;
+
 use std::net::SocketAddr;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use offcore_dma::mover::{Reason, Way};
@@ -11,7 +13,8 @@ use offcore_stats::{Stage, tsc};
 use offcore_tcp::proto::Info;
 use serde::{Serialize, Serializer};
 
-use crate::host::watched::{Connections, MOST};
+use crate::host::watched::{HostState, MOST};
+pub use interfaces::{AddressReport, IfaceReport};
 
 /// Counters of one queue half.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -283,6 +286,9 @@ pub struct Report {
     /// TCP/IP hosts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tcp: Vec<TcpReport>,
+    /// A host's interfaces.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub interfaces: Vec<IfaceReport>,
     /// A host's connections, the first 1000, when they are asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<Vec<ConnectionReport>>,
@@ -298,14 +304,14 @@ pub struct Reporter {
     /// Packets at the last look, and when one had come or gone since the one before.
     moved: (u64, Instant),
     last: Option<(Instant, Vec<Snapshot>)>,
-    connections: Option<Connections>,
+    host: Arc<HostState>,
 }
 
 impl Reporter {
-    /// A reporter over `reader`'s page, and a host's connections when they are told of.
-    pub fn new(reader: Reader, connections: Option<Connections>) -> Self {
+    /// A reporter over `reader`'s page and a host's state.
+    pub fn new(reader: Reader, host: Arc<HostState>) -> Self {
         let started = Instant::now();
-        Self { reader, started, quiet: started, moved: (0, started), last: None, connections }
+        Self { reader, started, quiet: started, moved: (0, started), last: None, host }
     }
 
     /// Looks whether packets come or go. To be called now and then: what the rates of a first report are over begins and ends with
@@ -350,9 +356,12 @@ impl Reporter {
             let previous = before.iter().find(|b| b.name == block.name);
             add(&mut report, block, previous, elapsed);
         }
-        report.connections = self.connections.as_ref().map(|workers| {
+        let interfaces = self.host.interfaces.lock().unwrap_or_else(PoisonError::into_inner);
+        let interfaces = interfaces.iter().enumerate();
+        report.interfaces = interfaces.map(|(number, info)| IfaceReport::new(number, info)).collect();
+        report.connections = self.host.connections.as_ref().map(|workers| {
             let mut all = Vec::new();
-            for connections in workers.iter() {
+            for connections in workers {
                 let connections = connections.lock().unwrap_or_else(PoisonError::into_inner);
                 all.extend(connections.iter().map(ConnectionReport::from));
             }

@@ -10,7 +10,7 @@ mod mtu;
 mod working;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
+use std::sync::Arc;
 
 use offcore_dma::mover::MAX_CHANNELS_PER_QUEUE;
 use offcore_dma::{Binding, ChannelId, Mode, Mover};
@@ -26,7 +26,7 @@ use crate::engines::dma_map::{DmaMap, Half};
 use crate::forwarding::forward::{Addresses, Forward, Rewrite, Source};
 use crate::forwarding::guest_pair::GuestPair;
 use crate::forwarding::{Forwarding, Rules};
-use crate::host::watched::Connections;
+use crate::host::watched::HostState;
 use crate::report::Reporter;
 use crate::worker::idle::{IDLE_COUNTERS, Idle, Sleeper};
 use crate::worker::threads::Threads;
@@ -53,8 +53,7 @@ pub struct Running {
     /// The MTUs of a host's interfaces.
     mtus: Vec<HostMtu>,
     notes: Vec<String>,
-    /// Of a host whose connections are told of.
-    connections: Option<Connections>,
+    host_state: Arc<HostState>,
     /// What works on packets.
     devices: Devices,
     profiling: bool,
@@ -168,7 +167,7 @@ struct Assembly<'a> {
     page: StatsPage,
     workers: Vec<(Worker, Vec<(String, ChannelId)>)>,
     targets: Vec<Target>,
-    connections: Option<Connections>,
+    host_state: Arc<HostState>,
     /// Behind their queues: they are dropped last.
     ports: Vec<Box<dyn Port>>,
 }
@@ -205,10 +204,9 @@ pub fn start_with(
     let dma = resolved(&config.dma, &mut engines)?;
     let sharers = sharers(&dma, &[&routes[..], &mirrors].concat());
     let (workers, targets) = (Vec::new(), Vec::new());
-    let lists = || config.lcores.iter().map(|_| Mutex::default()).collect();
-    let connections: Option<Connections> = config.run.tells_of_connections().then(lists);
+    let host_state = Arc::new(HostState::new(config.lcores.len(), config.run.tells_of_connections()));
     let mut assembly =
-        Assembly { config, ports, pool, dma, sharers, engines, page, workers, targets, connections };
+        Assembly { config, ports, pool, dma, sharers, engines, page, workers, targets, host_state };
     for &lcore in &config.lcores {
         assembly.add_worker(lcore, pool)?;
     }
@@ -240,7 +238,7 @@ pub fn start_with(
     notes.extend(assembly.engines.notes().iter().cloned());
     notes.extend(devices.notes());
     notes.extend(mtus.iter().filter_map(HostMtu::warning));
-    let Assembly { ports, page, workers, connections, .. } = assembly;
+    let Assembly { ports, page, workers, host_state, .. } = assembly;
     let workers = workers.into_iter().zip(&config.lcores);
     let threads = Threads::default();
     let mut running = Running {
@@ -250,7 +248,7 @@ pub fn start_with(
         bridging,
         mtus,
         notes,
-        connections,
+        host_state,
         devices,
         profiling: false,
     };
@@ -410,7 +408,7 @@ impl Running {
     /// # Errors
     /// When the page cannot be mapped.
     pub fn reporter(&self) -> Result<Reporter, SwitchError> {
-        Ok(Reporter::new(Reader::open(self.page.fd())?, self.connections.clone()))
+        Ok(Reporter::new(Reader::open(self.page.fd())?, Arc::clone(&self.host_state)))
     }
 
     /// Tells profilers that the run begins, if they are to look at it.

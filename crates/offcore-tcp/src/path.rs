@@ -385,6 +385,14 @@ impl Path {
             self.links.enqueue_control(ctx.cache, control);
         }
         self.out.controls = controls;
+        for message in mem::take(&mut self.out.messages) {
+            let Some(mut packet) = ctx.cache.take_sized(HEADROOM, message.bytes.len()) else {
+                self.links.stats.starved += 1;
+                continue;
+            };
+            packet.bytes_mut().copy_from_slice(&message.bytes);
+            self.links.enqueue(ctx.cache, message.iface, packet);
+        }
         let mut plans = mem::take(&mut self.out.plans);
         let mut made = 0;
         for &plan in &plans {

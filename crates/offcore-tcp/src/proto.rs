@@ -3,6 +3,7 @@
 //! Times are microseconds since the stack was made, as `u64`. Positions in a stream are `u64` offsets of its first byte;
 //! sequence numbers are what they look like on the wire, and only headers have them.
 mod addr;
+mod addresses;
 mod ahead;
 mod announce;
 mod apps;
@@ -16,6 +17,7 @@ mod conns;
 mod cookie;
 mod counts;
 mod demux;
+mod dhcp;
 mod ending;
 mod feed;
 mod flows;
@@ -24,12 +26,14 @@ mod groups;
 mod handshake;
 mod icmp;
 mod iface;
+mod iface_info;
 mod info;
 mod input;
 mod interfaces;
 mod ip;
 mod isn;
 mod keepalive;
+mod lease;
 mod listeners;
 mod memory;
 mod neighbour;
@@ -68,7 +72,8 @@ pub use call_error::CallError;
 pub use config::{Buffers, Config};
 pub use cookie::CookieCounts;
 pub use counts::StackCounts;
-pub use iface::{IfaceConfig, Prefix, Route};
+pub use iface::{IfaceConfig, Origin, Prefix, Route};
+pub use iface_info::{AddressInfo, IfaceInfo};
 pub use info::{Info, ListenerInfo};
 pub(crate) use ip::destination;
 pub use ip::sum_end;
@@ -78,7 +83,7 @@ pub use options::ConnOptions;
 #[cfg(test)]
 pub(crate) use packet::Next;
 pub use packet::{
-    Cause, Control, DropReason, Drops, Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, Sealed,
+    Cause, Control, DropReason, Drops, Event, HEAD, Message, Out, Place, Plan, RxChecksum, RxSeg, Sealed,
     SealedDatagram, Verdict,
 };
 pub use recovery::{Algorithm, State as RecoveryState, Stats as RecoveryStats};

@@ -9,6 +9,8 @@ use crate::ip::IpProtocol;
 pub enum Layer {
     /// ARP
     Arp, // RFC 826
+    /// DHCP
+    Dhcp, // RFC 2131
     /// Ethernet
     Ethernet,
     /// ICMP

@@ -24,6 +24,7 @@
 //! | [`stamp`] | numbers and times behind any headers, and content to be verified |
 //! | [`probe`] | the numbered, verifiable payload of generated packets |
 //! | [`checksum`] | the Internet checksum: whole, in parts, updated, completed for virtio |
+//! | [`dhcp`] | a DHCP client's messages, and its server's |
 //! | [`dscp`] | the DSCP field, written |
 //! | [`gso`] | TCP packets that are to be cut into segments |
 //! | [`virtio_net`] | the header in front of each packet of a virtio-net device |
@@ -33,6 +34,7 @@
 
 pub mod arp;
 pub mod checksum;
+pub mod dhcp;
 pub mod dscp;
 mod error;
 pub mod ethernet;

@@ -62,15 +62,15 @@ Examples:
     offcore tcp --port tap:tap0,addr=10.0.0.2/24 --idle sleep \\
       --serve /run/offcore/stack.sock --allow-uid 33
 
-A port is written as in `offcore switch --help`, plus addr=ADDRESS/LENGTH (once
-or more), gw=ADDRESS, route=NETWORK/LENGTH@GATEWAY (once or more), vlan=NUMBER,
-mtu=BYTES and mac=ADDRESS. The MTU is that of the port's interface, limited by
-mtu=. The host's Ethernet address is the port's by default, except on a TAP
-port, whose interface address belongs to the kernel. rxqN and txqN name the
-copies of the Nth lcore, counted from 0: from packets to receive buffers and
-from send buffers to packets. Each flow belongs to one lcore. For a port without
-multi-buffer packets a segment's payload fills one buffer: more than 1792 bytes
-need a larger --mbuf-size.";
+A port is one of `offcore switch --help`, with addr=ADDRESS/LENGTH (once or
+more) or addr=dhcp, gw=ADDRESS, route=NETWORK/LENGTH@GATEWAY (once or more), vlan=NUMBER,
+mtu=BYTES and mac=ADDRESS. Packets are as long as the port's interface takes,
+and mtu= allows. A TAP port's host has an Ethernet address of its own, since the interface's is the kernel's; any other
+one has the port's. Here rxqN and txqN name the copies of the Nth lcore, counted
+from 0: from packets to receive buffers and from send buffers to packets. Each
+flow is on one of the lcores. Where a port takes no packets of several buffers,
+a segment's payload is in one: for more than 1792 bytes --mbuf-size has to be
+larger.";
 
 /// What `offcore tcp` understands.
 #[derive(Args, Debug)]
@@ -150,6 +150,7 @@ impl FromStr for HostPortArg {
         let (mut rest, mut given_mtu) = (Vec::new(), None);
         for field in split_fields(text)? {
             match field.split_once('=') {
+                Some(("addr", "dhcp")) => iface.dhcp = true,
                 Some(("addr", value)) => iface.addresses.push(prefix(value)?),
                 Some(("gw", value)) => {
                     let gateway = value.parse().map_err(|_| {
@@ -182,8 +183,10 @@ impl FromStr for HostPortArg {
         {
             return Err(format!("mtu={mtu}: expected 1280 or more with an IPv6 address (RFC 8200)"));
         }
-        if iface.addresses.is_empty() {
-            return Err("no address: expected addr=ADDRESS/LENGTH, such as addr=10.0.0.2/24".into());
+        if iface.addresses.is_empty() && !iface.dhcp {
+            return Err(
+                "no address: expected addr=ADDRESS/LENGTH, such as addr=10.0.0.2/24, or addr=dhcp".into()
+            );
         }
         if let Some(prefix) = iface.addresses.iter().find(|prefix| !is_host(prefix)) {
             let Prefix { address, len } = prefix;
@@ -206,7 +209,8 @@ impl FromStr for HostPortArg {
             spec = port(&rest.join(","))?;
         }
         if matches!(spec.bare(), PortSpec::Tap(_)) && iface.mac.is_none() {
-            iface.mac = Some(own_mac(&iface.addresses[0]));
+            let named = || named_mac(rest.first().copied().unwrap_or(text));
+            iface.mac = Some(iface.addresses.first().map_or_else(named, own_mac));
         }
         Ok(Self { spec, iface })
     }
@@ -291,6 +295,18 @@ fn own_mac(prefix: &Prefix) -> MacAddr {
             MacAddr([0x02, 0x6f, a, b, c, d])
         }
     }
+}
+
+/// A local Ethernet address for a host whose IP addresses come from the network. It depends on the machine, its host name and the
+/// port, so the network recognizes the host after a restart. Containers have no machine number of their own.
+fn named_mac(port: &str) -> MacAddr {
+    let machine = fs::read("/etc/machine-id").unwrap_or_default();
+    let host = fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
+    // FNV-1a.
+    let hash = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    let name = machine.iter().chain(&host).chain(port.as_bytes());
+    let [a, b, c, d, e, ..] = name.fold(0xcbf2_9ce4_8422_2325, hash).to_be_bytes();
+    MacAddr([0x02, a, b, c, d, e])
 }
 
 /// The application and where it listens.
@@ -452,6 +468,15 @@ mod tests {
         assert_eq!((port.spec.to_string(), port.iface.vlan), ("tap:tap0".into(), Some(10)));
         let routes: Vec<String> = port.iface.routes.iter().map(described).collect();
         assert_eq!(routes, ["gw=10.0.0.1", "route=10.1.0.0/16@10.0.0.254", "route=fd01::/48@fe80::1"]);
+    }
+
+    #[test]
+    fn dhcp_gives_the_address() {
+        let port: HostPortArg = "tap:tap0,addr=dhcp,addr=fd00::2/64".parse().unwrap();
+        assert!(port.iface.dhcp && port.iface.addresses.len() == 1);
+        let [one, same, other] = ["tap:tap0,addr=dhcp", "tap:tap0,addr=dhcp", "tap:tap1,addr=dhcp"]
+            .map(|text| text.parse::<HostPortArg>().unwrap().iface.mac.unwrap());
+        assert!(one == same && one != other && one.is_unicast());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `offcore tcp` behind clouds' gateways, switches and routers.
 
+mod dhcp;
 mod gateway;
 mod groups;
 mod mtu;

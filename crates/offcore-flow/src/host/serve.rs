@@ -73,7 +73,10 @@ use waking::Waking;
 
 /// How often the kernel is asked what there is, in microseconds.
 const LOOK: u64 = 1000;
-/// The maximum number of applications of a user. With many users the limit is lower, so that each gets its share.
+/// How long programs wait for the host's addresses, in microseconds after its start: a DHCP server is asked three times until
+/// then. Later they begin, and `connect` fails with `ENETUNREACH` until there is an address.
+const ADDRESS_WAIT: u64 = 20_000_000;
+/// Most applications of a user. The limit is lower with many users, so that none takes the places of another.
 const APPLICATIONS_OF_USER: usize = 1024;
 
 /// Whom a server serves, and where.
@@ -162,6 +165,8 @@ pub struct Serve {
     waiting: Vec<(usize, u32)>,
     talking: Vec<Key>,
     knocking: bool,
+    /// Programs wait no longer for the host's addresses.
+    has_address: bool,
     /// When the kernel was last asked, and whether it is to be asked in the next round.
     looked: u64,
     look: bool,
@@ -229,6 +234,7 @@ impl Serve {
             waiting: Vec::new(),
             talking: Vec::new(),
             knocking: false,
+            has_address: false,
             looked: 0,
             look: true,
             turns: Turns::new(),
@@ -302,10 +308,11 @@ impl Serve {
             }
         }
         self.events = events;
-        // A program cannot connect before the addresses are probed: it waits.
+        // A program that connected before the addresses are ours would be refused: it waits for the probes, and for some time
+        // for addresses from the network.
         if self.knocking && calls.stack.is_probing() {
             self.look = true;
-        } else if self.knocking {
+        } else if self.knocking && !self.awaits_address(calls) {
             self.let_in(calls.now);
         }
         self.listeners_go_on(calls);
@@ -324,6 +331,21 @@ impl Serve {
                 application.shared.processes().set_broadcasts(self.broadcasts.iter().copied());
             }
         }
+    }
+
+    /// Whether programs still wait for the host's addresses.
+    fn awaits_address(&mut self, calls: &Calls<'_>) -> bool {
+        if self.has_address || !calls.stack.awaits_address() {
+            return false;
+        }
+        self.has_address = calls.now >= ADDRESS_WAIT;
+        if self.has_address {
+            let seconds = ADDRESS_WAIT / 1_000_000;
+            tracing::warn!(
+                "an interface has got no address from the network within {seconds} s: programs begin without it"
+            );
+        }
+        !self.has_address
     }
 
     /// Does what applications need in each round.
@@ -372,6 +394,8 @@ impl App for Serve {
             Event::AddressConflict { address, .. } => {
                 tracing::warn!(%address, "another host uses this address: it stays unused");
             }
+            // Programs may wait for it.
+            Event::Address { .. } => self.look = true,
         }
     }
 

@@ -201,6 +201,8 @@ pub struct HostIface {
     pub mtu: Option<u16>,
     /// The VLAN, 1 to 4094; `None` for untagged packets.
     pub vlan: Option<u16>,
+    /// Whether a DHCP client gets an address, routes and an MTU.
+    pub dhcp: bool,
     pub addresses: Vec<Prefix>,
     pub routes: Vec<IpRoute>,
 }

@@ -46,7 +46,10 @@ impl Hosting {
         if self.ifaces.len() != ports {
             return Field::Addresses.refuse(format!("{} interfaces for {ports} ports", self.ifaces.len()));
         }
-        match self.ifaces.iter().position(|iface| iface.addresses.is_empty()) {
+        if lcores > 1 && self.ifaces.iter().any(|iface| iface.dhcp) {
+            return Field::Lcores.refuse(format!("{lcores} of them, expected one with addr=dhcp"));
+        }
+        match self.ifaces.iter().position(|iface| iface.addresses.is_empty() && !iface.dhcp) {
             Some(port) => Field::Addresses.refuse(format!("port {port} has none, expected one at least")),
             None => Ok(()),
         }
@@ -147,6 +150,9 @@ impl Assembly<'_> {
                 stack.set_index(number, index);
             }
             stack.detect_conflicts(1, number);
+            if iface.dhcp {
+                stack.start_dhcp(1, number);
+            }
         }
         let rx = self.binding(worker, 0, Half::Rx, worker as u16)?;
         let tx = self.binding(worker, 0, Half::Tx, worker as u16)?;
@@ -171,8 +177,8 @@ impl Assembly<'_> {
             }
         };
         path.bind(mover, &rx, &tx).or_else(|error| Field::Dma.refuse(error.to_string()))?;
-        let connections = self.connections.as_ref().map(|all| (Arc::clone(all), worker));
-        let watched = Watched::new(&self.page, self.config.lcores[worker], connections)?;
+        let state = Arc::clone(&self.host_state);
+        let watched = Watched::new(&self.page, self.config.lcores[worker], state, worker)?;
         let vlans = hosting.ifaces.iter().map(|iface| iface.vlan).collect();
         let host = Host::new(path, ports, app).or_else(|error| match &hosting.app {
             Hosted::Service(..) | Hosted::Others(_) => Field::Service.refuse(error.to_string()),

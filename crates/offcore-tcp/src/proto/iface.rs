@@ -90,6 +90,45 @@ pub(crate) struct OwnAddress {
     pub left: u8,
     /// Time of the next one, or of the next attempt to use the address.
     pub next: Option<u64>,
+    pub life: Life,
+    /// The address is used for new connections only when there is no other.
+    pub deprecated: bool,
+}
+
+/// The source of an address, and how long the host has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Life {
+    pub origin: Origin,
+    /// When it becomes deprecated, and when it goes; `u64::MAX` for never.
+    pub preferred: u64,
+    pub valid: u64,
+}
+
+impl Life {
+    /// An address that does not go by itself.
+    pub(crate) fn permanent(origin: Origin) -> Self {
+        Self { origin, preferred: u64::MAX, valid: u64::MAX }
+    }
+}
+
+/// The source of an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// Given by hand.
+    Static,
+    /// From the interface's Ethernet address.
+    LinkLocal,
+    /// From a DHCP server.
+    Dhcp,
+    /// From a prefix of a router advertisement.
+    Slaac,
+}
+
+impl OwnAddress {
+    pub(crate) fn new(prefix: Prefix, life: Life) -> Self {
+        let standing = Standing::Tentative { until: 0 };
+        Self { prefix, standing, left: 0, next: None, life, deprecated: false }
+    }
 }
 
 /// An interface.
@@ -98,7 +137,10 @@ pub(crate) struct Iface {
     pub mac: MacAddr,
     /// The index that applications see.
     pub index: u32,
+    /// The link's MTU, or the one that a DHCP server gives if that is less.
     pub mtu: u16,
+    link_mtu: u16,
+    dhcp_mtu: u16,
     pub addresses: Vec<OwnAddress>,
     pub routes: Vec<Route>,
     /// Bytes of payload, at most, that the port cuts into segments itself; 0 when it does not.
@@ -115,15 +157,17 @@ pub(crate) struct Iface {
 impl Iface {
     /// `seed` makes its random delays different from other hosts' delays.
     pub(crate) fn new(config: &IfaceConfig, seed: u64) -> Self {
-        let standing = Standing::Tentative { until: 0 };
-        let link_local = Prefix { address: ipv6::link_local(config.mac).into(), len: 64 };
         let with_v6 = config.addresses.iter().any(|prefix| prefix.address.is_ipv6());
-        let all = config.addresses.iter().copied().chain(with_v6.then_some(link_local));
+        let own = |prefix: &Prefix| OwnAddress::new(*prefix, Life::permanent(Origin::Static));
+        let all = config.addresses.iter().map(own);
+        let link_local = OwnAddress::new(link_local(config.mac), Life::permanent(Origin::LinkLocal));
         Self {
             mac: config.mac,
             index: 0,
             mtu: config.mtu,
-            addresses: all.map(|prefix| OwnAddress { prefix, standing, left: 0, next: None }).collect(),
+            link_mtu: config.mtu,
+            dhcp_mtu: u16::MAX,
+            addresses: all.chain(with_v6.then_some(link_local)).collect(),
             routes: config.routes.clone(),
             segment_offload: 0,
             ready: VecDeque::new(),
@@ -133,7 +177,19 @@ impl Iface {
         }
     }
 
-    /// Source addresses of group reports on this interface, whose number is `iface`.
+    /// Sets the MTU of the link.
+    pub(crate) fn set_link_mtu(&mut self, mtu: u16) {
+        self.link_mtu = mtu;
+        self.mtu = mtu.min(self.dhcp_mtu);
+    }
+
+    /// Sets the MTU that a DHCP server gives; `u16::MAX` for none.
+    pub(crate) fn set_dhcp_mtu(&mut self, mtu: u16) {
+        self.dhcp_mtu = mtu;
+        self.mtu = mtu.min(self.link_mtu);
+    }
+
+    /// Where reports of groups come from by this interface, whose number is `iface`.
     pub(crate) fn sender(&self, iface: u8) -> Sender {
         let good = || self.addresses.iter().filter(|own| own.standing == Standing::Preferred);
         let v4 = good().find_map(|own| match own.prefix.address {
@@ -192,8 +248,10 @@ impl Iface {
             self.routes.iter().filter(move |route| route.gateway == to).map(move |_| (to, u8::MAX));
         let direct = link(to).map(|own| (to, own.prefix.len)).chain(gateways);
         let by_gateway = self.routes.iter().filter(|route| route.to.contains(to));
-        let all = direct.chain(by_gateway.map(|route| (route.gateway, route.to.len)));
-        // `max_by_key` returns the last of equal elements, hence the reverse order: the first route wins.
+        // A route without a gateway is for a network on the link.
+        let hop = |route: &Route| if route.gateway.is_unspecified() { to } else { route.gateway };
+        let all = direct.chain(by_gateway.map(|route| (hop(route), route.to.len)));
+        // The first of several: the greatest is the last of its equals.
         all.rev().max_by_key(|hop| hop.1)
     }
 
@@ -213,13 +271,21 @@ impl Iface {
     /// Whether `address` may be a neighbour: it is in a network of the link, or a gateway.
     pub(crate) fn is_near(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|own| own.prefix.contains(address))
-            || self.routes.iter().any(|route| route.gateway == address)
+            || self.routes.iter().any(|route| match route.gateway.is_unspecified() {
+                true => route.to.contains(address),
+                false => route.gateway == address,
+            })
     }
 
     /// The source address for address resolution of a neighbour.
     pub(crate) fn source_towards(&self, neighbour: IpAddr) -> Option<IpAddr> {
         self.source(neighbour, neighbour, |standing| standing == Standing::Preferred)
     }
+}
+
+/// The link-local address of a station.
+pub(crate) fn link_local(mac: MacAddr) -> Prefix {
+    Prefix { address: ipv6::link_local(mac).into(), len: 64 }
 }
 
 pub(crate) fn is_link_local(address: IpAddr) -> bool {

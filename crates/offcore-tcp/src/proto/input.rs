@@ -372,6 +372,10 @@ impl Net {
     /// Sends a segment without data. It carries SACK blocks.
     pub(super) fn bare(&mut self, now: u64, tcb: &mut Tcb, seq: u32, flags: TcpFlags, out: &mut Out) {
         let fields = tcb.fields(now, seq, flags, true);
+        // Without a way it counts as lost.
+        if !self.has_way(tcb) {
+            return;
+        }
         let envelope = tcb.envelope(offcore_wire::MacAddr([0; 6]), offcore_wire::MacAddr([0; 6]));
         self.send(now, tcb.way, envelope, out, |bytes, envelope| {
             let whole = output::TxChecksum::Payload(offcore_wire::Sum::ZERO);

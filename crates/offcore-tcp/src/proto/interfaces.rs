@@ -18,13 +18,25 @@ impl Stack {
         self.net.is_probing()
     }
 
-    /// Sets the MTU of interface `iface`. A smaller MTU shortens the segments of its connections; a larger MTU applies to new
+    /// Whether an interface still waits for its first address from a DHCP server.
+    pub fn awaits_address(&self) -> bool {
+        self.net.clients.iter().any(|client| !client.has_served)
+    }
+
+    /// Sets the MTU of interface `iface`. Its connections send shorter segments where they have to; a larger MTU is for new
     /// connections.
     pub fn set_mtu(&mut self, iface: u8, mtu: u16) {
         let Some(this) = self.net.ifaces.get_mut(usize::from(iface)) else { return };
-        let before = std::mem::replace(&mut this.mtu, mtu);
-        if mtu < before {
-            self.cut_segments_by(iface, mtu);
+        let before = this.mtu;
+        this.set_link_mtu(mtu);
+        self.fit_mtu(iface, before);
+    }
+
+    /// Makes segments shorter when the interface's MTU has become less than `before`.
+    pub(super) fn fit_mtu(&mut self, iface: u8, before: u16) {
+        match self.net.ifaces.get(usize::from(iface)).map(|iface| iface.mtu) {
+            Some(mtu) if mtu < before => self.cut_segments_by(iface, mtu),
+            _ => {}
         }
     }
 

@@ -9,6 +9,7 @@ use super::call_error::CallError;
 use super::groups::Query;
 use super::iface::{Iface, IfaceConfig, Standing, Way, is_link_local, may_have_way, way};
 use super::ip::{Envelope, IpHeaders};
+use super::lease::Client;
 use super::neighbour::{Ask, Neighbours, Said, Who};
 use super::packet::{Control, DropReason, Event, HEAD, Out, Verdict};
 use super::path_mtu::PathMtus;
@@ -16,7 +17,7 @@ use super::steering::Share;
 use super::tcb::{Link, Tcb};
 
 /// How long an answer to a duplicate address is waited for (RFC 4862: RetransTimer).
-const DETECTION: u64 = 1_000_000;
+pub(super) const DETECTION: u64 = 1_000_000;
 /// How long the station of a connection's next hop is used without asking the cache.
 const LINK_AGE: u64 = 1_000_000;
 /// Interfaces and neighbours.
@@ -25,9 +26,13 @@ pub(crate) struct Net {
     pub ifaces: Vec<Iface>,
     pub neighbours: Neighbours,
     pub paths: PathMtus,
+    /// DHCP clients of interfaces.
+    pub(super) clients: Vec<Client>,
+    /// Changes with addresses and routes: connections look for their way again.
+    pub(super) routes: u32,
     share: Share,
-    seed: u64,
-    /// Time of the last defence of an address.
+    pub(super) seed: u64,
+    /// When an address was last defended.
     pub(super) defended: Option<u64>,
     /// Messages from somebody who has an address of ours.
     pub conflicts: u64,
@@ -40,6 +45,8 @@ impl Net {
             ifaces: Vec::new(),
             neighbours: Neighbours::new(neighbours),
             paths: PathMtus::default(),
+            clients: Vec::new(),
+            routes: 0,
             share,
             seed,
             defended: None,
@@ -119,6 +126,10 @@ impl Net {
         out: &mut Out,
         write: impl FnOnce(&mut [u8; HEAD], &Envelope) -> usize,
     ) {
+        // The address may have gone.
+        if self.routes != 0 && !self.ifaces.iter().any(|iface| iface.owns(envelope.src)) {
+            return;
+        }
         let who = (route.iface, route.next_hop);
         let station = self.station(now, who, out);
         envelope.src_mac = self.ifaces[usize::from(route.iface)].mac;
@@ -169,6 +180,9 @@ impl Net {
             && now < link.until
         {
             return Some(link.mac);
+        }
+        if !self.has_way(tcb) {
+            return None;
         }
         let mac = self.station(now, (tcb.way.iface, tcb.way.next_hop), out)?;
         tcb.link = Some(Link { mac, generation: self.neighbours.generation(), until: now + LINK_AGE });
@@ -346,7 +360,8 @@ impl Net {
         });
         let detection = detection.flatten();
         let reports = self.ifaces.iter().filter_map(|iface| iface.groups.deadline());
-        detection.chain(reports).chain(self.neighbours.deadline()).min()
+        let leases = self.clients.iter().map(|client| client.due);
+        detection.chain(reports).chain(leases).chain(self.neighbours.deadline()).min()
     }
 }
 
@@ -357,7 +372,7 @@ fn v6_of(address: IpAddr) -> Option<Ipv6Addr> {
     }
 }
 
-fn solicitation(
+pub(super) fn solicitation(
     iface: u8,
     mac: MacAddr,
     source: Ipv6Addr,

@@ -163,6 +163,15 @@ impl Control {
     }
 }
 
+/// A packet of the stack's own that does not fit a [`Control`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// Interface to send it by.
+    pub iface: u8,
+    /// The packet, from the Ethernet header on.
+    pub bytes: Vec<u8>,
+}
+
 /// A datagram that is to be sent: the same fields as [`Sealed::Send`] has. Unless the next hop's station is `known`, it is still
 /// to be written into the Ethernet header. A packet longer than `mtu` bytes is fragmented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -193,6 +202,8 @@ pub enum Event {
     Failed(ConnId, u16),
     /// Somebody else has an address of ours; it is not used.
     AddressConflict { iface: u8, address: IpAddr },
+    /// The network has given the host an address (DHCP or a router advertisement), or the address has gone.
+    Address { iface: u8, address: IpAddr, held: bool },
 }
 
 /// Why a connection is over.
@@ -221,6 +232,8 @@ pub struct Out {
     pub places: Vec<Place>,
     /// To be sent, in this order, before what is planned.
     pub controls: Vec<Control>,
+    /// The same.
+    pub messages: Vec<Message>,
     pub plans: Vec<Plan>,
     pub events: Vec<Event>,
 }
@@ -230,6 +243,7 @@ impl Out {
     pub fn is_empty(&self) -> bool {
         self.verdicts.is_empty()
             && self.controls.is_empty()
+            && self.messages.is_empty()
             && self.plans.is_empty()
             && self.events.is_empty()
     }
@@ -239,6 +253,7 @@ impl Out {
         self.verdicts.clear();
         self.places.clear();
         self.controls.clear();
+        self.messages.clear();
         self.plans.clear();
         self.events.clear();
     }

@@ -222,7 +222,7 @@ impl Stack {
         let to_station = ip.dst_mac == here.mac;
         let to_many = here.is_in_group(ip.dst) || ip.protocol == IpProtocol::UDP && here.is_broadcast(ip.dst);
         if !to_station && !ip.dst_mac.is_multicast() || !to_us && !to_many {
-            return Err(DropReason::NotForUs);
+            return self.dhcp_offer(now, iface, &ip, packet, out);
         }
         // Nobody answers a broadcast, nor sends from one (RFC 1122, 3.2.1.3).
         if ip.src.is_multicast() || ip.src.is_loopback() || here.is_broadcast(ip.src) || here.owns(ip.src) {
@@ -412,9 +412,12 @@ impl Stack {
             // A segment sent before the next hop is resolved again would be lost (RFC 1122, 2.3.2.2).
             if conn.tcb.link.is_some() && net.link(now, &mut conn.tcb, out).is_none() {
                 conn.tcb.link = None;
-                asking_hop.0.push(index);
-                asking_hop.1 = net.neighbours.seen();
-                continue;
+                // Without a way the segment counts as lost.
+                if net.has_way(&mut conn.tcb) {
+                    asking_hop.0.push(index);
+                    asking_hop.1 = net.neighbours.seen();
+                    continue;
+                }
             }
             while left > 0 {
                 let Some(next) = conn.tcb.sender.plan(now, at_most) else { break };

@@ -105,6 +105,8 @@ pub(crate) struct Asking {
 pub(crate) struct Tcb {
     pub key: FlowKey,
     pub way: Way,
+    /// The state of addresses and routes that `way` is of.
+    pub routes: u32,
     pub link: Option<Link>,
     /// The IPv6 flow label of its packets.
     pub flow_label: u32,
@@ -152,6 +154,7 @@ impl Tcb {
         Self {
             key,
             way,
+            routes: 0,
             link: None,
             flow_label: 0,
             template: None,

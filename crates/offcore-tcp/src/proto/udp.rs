@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use offcore_session::datagram::{HEADER_LEN, Header, More, PathMtu, record_len};
 use offcore_session::{Fifo, Segments};
-use offcore_wire::{IpProtocol, MacAddr, Sum, UdpHeader, udp};
+use offcore_wire::{IpProtocol, MacAddr, Sum, UdpHeader, dhcp, udp};
 
 use super::addr::{AppId, ConnId, FlowKey};
 use super::ahead::Ahead;
@@ -164,6 +164,11 @@ impl Stack {
             }
         }
         let peer = SocketAddr::new(ip.src, from);
+        if to == dhcp::CLIENT_PORT && self.net.has_client(iface, ip.dst) {
+            let message = packet.head.get(ip.transport + udp::HEADER_LEN..ip.transport + len);
+            self.dhcp_message(now, (iface, ip.src_mac), message.unwrap_or_default(), out);
+            return Ok(Verdict::Consumed);
+        }
         let Some(id) = self.socket_of(SocketAddr::new(ip.dst, to), peer) else {
             if self.net.has(ip.dst) {
                 self.port_unreachable(now, ip, packet.head, out);

@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
 mod conflicts;
+mod dhcp;
 mod errors;
 mod groups;
 mod labels;
 mod routes;
 mod station;
+mod vanished;

@@ -71,6 +71,7 @@ impl Station {
     pub(crate) fn take_out(&mut self) {
         let controls = self.out.controls.drain(..);
         self.sent.extend(controls.map(|control| (self.now, control.bytes().to_vec())));
+        self.sent.extend(self.out.messages.drain(..).map(|message| (self.now, message.bytes)));
     }
 
     /// Frames sent since the last call.

@@ -384,6 +384,7 @@ fn name_of(event: &Event) -> String {
         Event::Closed(_, cause) => format!("closed({cause:?})"),
         Event::Failed(_, errno) => format!("failed({errno})"),
         Event::AddressConflict { .. } => "conflict".into(),
+        Event::Address { .. } => "lease".into(),
     }
 }
 

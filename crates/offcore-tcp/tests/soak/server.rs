@@ -74,7 +74,10 @@ impl Server {
                 }
                 self.look(now, conn, true, end);
             }
-            Event::Connected(_) | Event::Failed(..) | Event::AddressConflict { .. } => {}
+            Event::Connected(_)
+            | Event::Failed(..)
+            | Event::AddressConflict { .. }
+            | Event::Address { .. } => {}
         }
     }
 

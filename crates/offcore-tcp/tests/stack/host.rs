@@ -355,7 +355,7 @@ impl Host {
                         session.closed = Some(cause);
                     }
                 }
-                Event::Failed(..) | Event::AddressConflict { .. } => {}
+                Event::Failed(..) | Event::AddressConflict { .. } | Event::Address { .. } => {}
             }
         }
         let controls: Vec<_> = self.out.controls.drain(..).collect();

@@ -28,6 +28,8 @@ const SOCKET: &str = "stack.sock";
 /// How long a stack may take to begin, and a program or a stack to end.
 const BEGINS_WITHIN: Duration = Duration::from_secs(30);
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
+/// Time until the user is told that the stack does not answer yet.
+const QUIET: Duration = Duration::from_secs(2);
 /// How long a stack may be busy with other programs that begin.
 const TURN_WITHIN: Duration = Duration::from_secs(30);
 /// Time between two looks, and two for processes that have been left.
@@ -92,10 +94,19 @@ fn missing(path: &Path, error: Errno) -> String {
 
 /// Asks a stack which version it has; `None`: it is none.
 fn ask(socket: &OwnedFd) -> Result<Option<Welcome>, Errno> {
-    set_socket_timeout(socket, Timeout::Recv, Some(BEGINS_WITHIN))?;
     send(socket, &Hello { version: ASK, key: [0; KEY] }.to_bytes(), SendFlags::NOSIGNAL)?;
     let mut bytes = [0; 256];
-    let (len, _) = recv(socket, &mut bytes[..], RecvFlags::empty())?;
+    let mut answer_within = |time| {
+        set_socket_timeout(socket, Timeout::Recv, Some(time))?;
+        recv(socket, &mut bytes[..], RecvFlags::empty())
+    };
+    let (len, _) = match answer_within(QUIET) {
+        Err(Errno::AGAIN) => {
+            say("waiting for the stack: it is busy, or has no address from the network yet");
+            answer_within(BEGINS_WITHIN)?
+        }
+        received => received?,
+    };
     if len == 0 {
         return Err(Errno::CONNRESET);
     }

@@ -144,6 +144,7 @@ pub(crate) fn tables(line: &Line<'_>) -> String {
         text += &bridge(learning);
     }
     text += &wrapped(&tcp::hosts(report));
+    text += &wrapped(&tcp::interfaces(report));
     text += &tcp::connections(report);
     text += &costs(line);
     text

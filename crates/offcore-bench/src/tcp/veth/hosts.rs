@@ -267,7 +267,7 @@ impl App for Talk {
                 self.stream = self.stream.take().filter(|stream| stream.conn != conn);
                 calls.close(conn);
             }
-            Event::Failed(..) | Event::AddressConflict { .. } => {}
+            Event::Failed(..) | Event::AddressConflict { .. } | Event::Address { .. } => {}
         }
     }
 

@@ -178,6 +178,7 @@ impl App for FileServer {
             Event::AddressConflict { address, .. } => {
                 tracing::warn!(%address, "another host uses this address: it stays unused");
             }
+            Event::Address { .. } => {}
         }
     }
 

@@ -211,6 +211,7 @@ impl App for Streams {
             Event::AddressConflict { address, .. } => {
                 tracing::warn!(%address, "another host uses this address: it stays unused");
             }
+            Event::Address { .. } => {}
         }
     }
 

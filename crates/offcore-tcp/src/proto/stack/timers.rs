@@ -36,7 +36,7 @@ impl Stack {
         let flows = &mut self.flows;
         self.time_wait.expire(now, EXPIRIES, |index, key| flows.leave(key, Entry::TimeWait(index)));
         self.flows.round();
-        self.net.timers(now, out, |_| ());
+        self.net_timers(now, out);
         self.settle(now, out);
     }
 

@@ -2,13 +2,36 @@
 
 use std::fmt::Write;
 
-use offcore_flow::report::{ConnectionReport, Report, TcpReport};
+use offcore_flow::report::{ConnectionReport, IfaceReport, Report, TcpReport};
 
 use crate::output::table::columns;
 
 /// What each lcore's host says.
 pub(super) fn hosts(report: &Report) -> String {
     report.tcp.iter().map(host).collect()
+}
+
+/// A line for each interface whose configuration comes from the network.
+pub(super) fn interfaces(report: &Report) -> String {
+    let learned = |iface: &&IfaceReport| {
+        iface.addresses.iter().any(|address| matches!(address.origin, "dhcp" | "slaac"))
+    };
+    report.interfaces.iter().filter(learned).map(interface).collect()
+}
+
+fn interface(iface: &IfaceReport) -> String {
+    let list = |all: &mut dyn Iterator<Item = String>| all.collect::<Vec<_>>().join(", ");
+    let mut text =
+        format!("  {}: {}", iface.port, list(&mut iface.addresses.iter().map(ToString::to_string)));
+    for (what, all) in [("gateways", &iface.gateways), ("name servers", &iface.name_servers)] {
+        if !all.is_empty() {
+            let _ = write!(text, "; {what} {}", list(&mut all.iter().map(ToString::to_string)));
+        }
+    }
+    if let Some(server) = iface.dhcp_server {
+        let _ = write!(text, "; DHCP server {server}");
+    }
+    text + &format!("; MTU {}\n", iface.mtu)
 }
 
 /// A row for each connection.

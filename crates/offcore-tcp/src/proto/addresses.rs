@@ -1,0 +1,88 @@
+//! Own addresses and routes that come and go while the stack runs.
+//!
+//! When an address goes, its connections stay. They send nothing until the host has the address again, and time out otherwise, as
+//! Linux has it.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use offcore_wire::ipv6;
+
+use super::call_error::CallError;
+use super::iface::{Life, OwnAddress, Prefix, Standing};
+use super::net::{DETECTION, Net, solicitation};
+use super::packet::{Event, Out};
+use super::tcb::Tcb;
+
+impl Net {
+    /// Adds an address to an interface, and detects whether another host has it (RFC 4862, 5.4; RFC 5227).
+    ///
+    /// # Errors
+    /// [`CallError::TooMany`] when the interface is in too many groups.
+    pub(super) fn add_address(
+        &mut self,
+        now: u64,
+        number: u8,
+        (prefix, life): (Prefix, Life),
+        out: &mut Out,
+    ) -> Result<(), CallError> {
+        let speaks = self.speaks();
+        let iface = &mut self.ifaces[usize::from(number)];
+        let mut own = OwnAddress::new(prefix, life);
+        match prefix.address {
+            IpAddr::V4(_) => own.probe(now),
+            IpAddr::V6(address) => {
+                own.standing = Standing::Tentative { until: now + DETECTION };
+                if speaks {
+                    // The group is reported before the question, so that answers get through a switch with snooping.
+                    iface.groups.join(now, ipv6::solicited_node(address).into())?;
+                    iface.groups.timers(now, iface.sender(number), out);
+                    out.controls.push(solicitation(number, iface.mac, Ipv6Addr::UNSPECIFIED, address, None));
+                }
+            }
+        }
+        iface.addresses.retain(|own| own.prefix.address != prefix.address);
+        iface.addresses.push(own);
+        Ok(())
+    }
+
+    /// Removes an address of an interface.
+    pub(super) fn remove_address(&mut self, now: u64, number: u8, address: IpAddr, out: &mut Out) {
+        let iface = &mut self.ifaces[usize::from(number)];
+        let Some(at) = iface.addresses.iter().position(|own| own.prefix.address == address) else { return };
+        let own = iface.addresses.remove(at);
+        if let IpAddr::V6(address) = address {
+            let _ = iface.groups.leave(now, ipv6::solicited_node(address).into());
+        }
+        if own.standing == Standing::Preferred {
+            out.events.push(Event::Address { iface: number, address, held: false });
+        }
+        self.routes_changed();
+    }
+
+    /// Addresses or routes have changed: connections look for their way again.
+    pub(super) fn routes_changed(&mut self) {
+        self.routes = self.routes.wrapping_add(1);
+        self.neighbours.renew();
+    }
+
+    /// Whether a connection's packets have a way.
+    #[inline]
+    pub(super) fn has_way(&self, tcb: &mut Tcb) -> bool {
+        tcb.routes == self.routes || self.find_way(tcb)
+    }
+
+    #[cold]
+    fn find_way(&self, tcb: &mut Tcb) -> bool {
+        let (local, remote) = (tcb.key.local().ip(), tcb.key.remote().ip());
+        if !self.ifaces.iter().any(|iface| iface.owns(local)) {
+            return false;
+        }
+        let Some(way) = self.way(remote) else { return false };
+        // A connection keeps its interface.
+        if way.iface == tcb.way.iface && way.next_hop != tcb.way.next_hop {
+            (tcb.way.next_hop, tcb.link) = (way.next_hop, None);
+        }
+        tcb.routes = self.routes;
+        true
+    }
+}

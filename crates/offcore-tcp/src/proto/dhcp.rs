@@ -1,0 +1,334 @@
+//! A DHCP client for an interface (RFC 2131): it asks for a lease, renews it, and gives up an address whose lease has ended.
+//!
+//! ```text
+//! Init -> Selecting -> Requesting -> Probing -> Bound <-> Renewing -> Rebinding -> Init
+//! ```
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use offcore_wire::dhcp::{self, DhcpKind, DhcpReply, DhcpRequest};
+use offcore_wire::{EtherType, IpProtocol, Ipv4Header, MacAddr, Sum, UdpHeader, ethernet, ipv4, udp};
+
+use super::announce::BROADCAST;
+use super::iface::{Life, Origin, Standing};
+use super::ip::IpHeaders;
+use super::lease::{Client, LEAST_RENEWAL, SECOND, State, lease_of, v4};
+use super::net::Net;
+use super::packet::{DropReason, Event, Message, Out, RxSeg, Verdict};
+use super::stack::Stack;
+
+/// Requests until another server is asked for.
+const REQUESTS: u8 = 4;
+/// Time until the client begins again after a conflict (3.1, 5).
+const AFTER_CONFLICT: u64 = 10 * SECOND;
+/// How often it is looked whether the probes of the address have passed.
+const LOOK: u64 = 20_000;
+
+impl Stack {
+    /// Has a DHCP client get the IPv4 address of an interface, its routes and its MTU (RFC 2131). The stack has one worker.
+    pub fn start_dhcp(&mut self, now: u64, iface: u8) {
+        self.net.start_dhcp(now, iface);
+    }
+
+    /// Gives the leases of all DHCP clients back to their servers, with their addresses. The clients stop (4.4.6).
+    pub fn release_leases(&mut self, now: u64, out: &mut Out) {
+        for mut client in std::mem::take(&mut self.net.clients) {
+            self.net.release(now, &mut client, out);
+        }
+    }
+
+    /// A packet to an address that the interface does not have: a server may send its reply to the address that it offers.
+    #[cold]
+    pub(super) fn dhcp_offer(
+        &mut self,
+        now: u64,
+        iface: u8,
+        ip: &IpHeaders,
+        packet: &RxSeg<'_>,
+        out: &mut Out,
+    ) -> Result<Verdict, DropReason> {
+        if !self.net.has_client(iface, ip.dst) {
+            return Err(DropReason::NotForUs);
+        }
+        let here = self.net.ifaces.get(usize::from(iface));
+        let to_station = here.is_some_and(|here| ip.dst_mac == here.mac || ip.dst_mac == BROADCAST);
+        let port = packet.head.get(ip.transport + 2..).and_then(<[u8]>::first_chunk);
+        let to_client = port.is_some_and(|port| u16::from_be_bytes(*port) == dhcp::CLIENT_PORT);
+        if to_station && to_client && ip.protocol == IpProtocol::UDP && !ip.fragment {
+            return self.datagram(now, iface, ip, packet, out);
+        }
+        Err(DropReason::NotForUs)
+    }
+
+    /// A datagram from `station` to the client of an interface; empty when not all of it is in one piece.
+    #[cold]
+    pub(super) fn dhcp_message(
+        &mut self,
+        now: u64,
+        (iface, station): (u8, MacAddr),
+        message: &[u8],
+        out: &mut Out,
+    ) {
+        let before = self.net.ifaces.get(usize::from(iface)).map_or(0, |iface| iface.mtu);
+        self.net.dhcp_reply(now, (iface, station), message, out);
+        self.fit_mtu(iface, before);
+    }
+
+    /// Runs the timers of interfaces, neighbours and DHCP clients.
+    pub(super) fn net_timers(&mut self, now: u64, out: &mut Out) {
+        self.net.timers(now, out, |_| ());
+        for at in 0..self.net.clients.len() {
+            let client = &self.net.clients[at];
+            if client.due <= now {
+                let iface = client.iface;
+                let before = self.net.ifaces[usize::from(iface)].mtu;
+                self.net.dhcp_timers(now, iface, out);
+                self.fit_mtu(iface, before);
+            }
+        }
+    }
+}
+
+impl Net {
+    /// Whether a client receives datagrams to `address` by an interface.
+    pub(crate) fn has_client(&self, iface: u8, address: IpAddr) -> bool {
+        address.is_ipv4() && self.clients.iter().any(|client| client.iface == iface)
+    }
+
+    /// Starts the client of an interface.
+    pub(crate) fn start_dhcp(&mut self, now: u64, iface: u8) {
+        let seed = self.seed ^ u64::from(iface).rotate_left(32);
+        if usize::from(iface) < self.ifaces.len() && !self.clients.iter().any(|client| client.iface == iface)
+        {
+            self.clients.push(Client::new(now, iface, seed));
+        }
+    }
+
+    /// Runs the timer of an interface's client.
+    pub(crate) fn dhcp_timers(&mut self, now: u64, number: u8, out: &mut Out) {
+        let Some(at) = self.clients.iter().position(|client| client.iface == number) else { return };
+        let mut dhcp = self.clients.remove(at);
+        let mac = self.ifaces[usize::from(number)].mac;
+        match dhcp.state {
+            State::Init => {
+                dhcp.xid = dhcp.chance.next() as u32;
+                dhcp.began = now;
+                dhcp.enter(State::Selecting, now);
+                dhcp.due = dhcp.again(now);
+                out.messages.push(broadcast(number, mac, &dhcp.request(now, mac, DhcpKind::Discover)));
+            }
+            State::Selecting => {
+                dhcp.due = dhcp.again(now);
+                out.messages.push(broadcast(number, mac, &dhcp.request(now, mac, DhcpKind::Discover)));
+            }
+            State::Requesting if dhcp.tries >= REQUESTS => {
+                dhcp.lease = None;
+                dhcp.enter(State::Init, now);
+            }
+            State::Requesting => {
+                dhcp.due = dhcp.again(now);
+                out.messages.push(broadcast(number, mac, &dhcp.request(now, mac, DhcpKind::Request)));
+            }
+            State::Probing => self.look_at_probes(now, number, &mut dhcp, out),
+            State::Bound | State::Renewing | State::Rebinding => self.renew(now, number, &mut dhcp, out),
+        }
+        self.clients.insert(at, dhcp);
+    }
+
+    /// The address is bound when its probes have passed, or declined when another host has it.
+    fn look_at_probes(&mut self, now: u64, number: u8, dhcp: &mut Client, out: &mut Out) {
+        let Some(mut lease) = dhcp.lease.clone() else { return dhcp.enter(State::Init, now) };
+        let iface = &mut self.ifaces[usize::from(number)];
+        match iface.standing_of(lease.prefix.address) {
+            Some(Standing::Tentative { .. }) => dhcp.due = now + LOOK,
+            Some(Standing::Preferred) => {
+                self.take_lease(number, None, &mut lease);
+                dhcp.enter(State::Bound, lease.renewal);
+                dhcp.has_served = true;
+                out.events.push(Event::Address { iface: number, address: lease.prefix.address, held: true });
+                dhcp.lease = Some(lease);
+            }
+            _ => {
+                let decline = dhcp.request(now, iface.mac, DhcpKind::Decline);
+                out.messages.push(broadcast(number, iface.mac, &decline));
+                self.drop_lease(now, number, &lease, out);
+                dhcp.lease = None;
+                dhcp.enter(State::Init, now + AFTER_CONFLICT);
+            }
+        }
+    }
+
+    /// The lease is renewed by its server, then by any; when it has ended the address goes.
+    fn renew(&mut self, now: u64, number: u8, dhcp: &mut Client, out: &mut Out) {
+        let Some(lease) = dhcp.lease.clone() else { return dhcp.enter(State::Init, now) };
+        if now >= lease.end {
+            return self.lose_lease(now, number, dhcp, out);
+        }
+        if dhcp.state == State::Bound {
+            (dhcp.xid, dhcp.began) = (dhcp.chance.next() as u32, now);
+        }
+        let (state, until) = match now >= lease.rebinding {
+            true => (State::Rebinding, lease.end),
+            false => (State::Renewing, lease.rebinding),
+        };
+        dhcp.enter(state, now.saturating_add(LEAST_RENEWAL.max((until - now) / 2)).min(until));
+        let mac = self.ifaces[usize::from(number)].mac;
+        let request = dhcp.request(now, mac, DhcpKind::Request);
+        let Some(own) = v4(lease.prefix.address) else { return };
+        if state == State::Rebinding {
+            return out.messages.push(message(
+                number,
+                (mac, BROADCAST),
+                (own, Ipv4Addr::BROADCAST),
+                &request,
+            ));
+        }
+        // By the route to the server, which may be behind a router.
+        let way = self.way(lease.server.into()).filter(|way| way.iface == number);
+        let station = way.and_then(|way| self.station(now, (number, way.next_hop), out));
+        match station {
+            Some(station) => {
+                out.messages.push(message(number, (mac, station), (own, lease.server), &request))
+            }
+            None => dhcp.due = (now + SECOND).min(until),
+        }
+    }
+
+    fn lose_lease(&mut self, now: u64, number: u8, dhcp: &mut Client, out: &mut Out) {
+        if let Some(lease) = dhcp.lease.take() {
+            self.drop_lease(now, number, &lease, out);
+        }
+        // A server that gives and takes leases does not make the client send all the time.
+        dhcp.enter(State::Init, now + SECOND);
+    }
+
+    /// Gives a lease back to its server.
+    fn release(&mut self, now: u64, dhcp: &mut Client, out: &mut Out) {
+        let number = dhcp.iface;
+        if matches!(dhcp.state, State::Bound | State::Renewing | State::Rebinding)
+            && let Some(lease) = dhcp.lease.take()
+        {
+            let (mac, own) = (self.ifaces[usize::from(number)].mac, v4(lease.prefix.address));
+            let request = DhcpRequest {
+                kind: DhcpKind::Release,
+                xid: dhcp.chance.next() as u32,
+                secs: 0,
+                mac,
+                client: own,
+                requested: None,
+                server: Some(lease.server),
+            };
+            let from_to = (own.unwrap_or(Ipv4Addr::UNSPECIFIED), lease.server);
+            out.messages.push(message(number, (mac, lease.station), from_to, &request));
+            self.drop_lease(now, number, &lease, out);
+        }
+    }
+
+    /// A message of a server has come by an interface, from `station`.
+    pub(crate) fn dhcp_reply(
+        &mut self,
+        now: u64,
+        (number, station): (u8, MacAddr),
+        message: &[u8],
+        out: &mut Out,
+    ) {
+        let Some(at) = self.clients.iter().position(|client| client.iface == number) else { return };
+        let mac = self.ifaces[usize::from(number)].mac;
+        let mut dhcp = self.clients.remove(at);
+        if let Ok(reply) = DhcpReply::parse(message, mac)
+            && reply.xid == dhcp.xid
+        {
+            self.take_reply(now, station, &mut dhcp, &reply, out);
+        }
+        self.clients.insert(at, dhcp);
+    }
+
+    fn take_reply(
+        &mut self,
+        now: u64,
+        station: MacAddr,
+        dhcp: &mut Client,
+        reply: &DhcpReply,
+        out: &mut Out,
+    ) {
+        let number = dhcp.iface;
+        // Any server may offer a lease or extend one; otherwise the server that was asked answers.
+        let asked = dhcp.lease.as_ref().filter(|lease| reply.server == Some(lease.server));
+        match (dhcp.state, reply.kind) {
+            (State::Selecting, DhcpKind::Offer) => {
+                // An address that the host has already is no other lease.
+                let lease = lease_of(now, reply, station).filter(|lease| !self.has(lease.prefix.address));
+                if let Some(lease) = lease {
+                    dhcp.lease = Some(lease);
+                    dhcp.enter(State::Requesting, now);
+                }
+            }
+            (State::Requesting, DhcpKind::Ack) => {
+                let Some(offered) = asked.map(|lease| lease.prefix.address) else { return };
+                let lease = lease_of(now, reply, station).filter(|lease| lease.prefix.address == offered);
+                let Some(lease) = lease.filter(|_| !self.has(offered)) else { return };
+                let address = (lease.prefix, Life::permanent(Origin::Dhcp));
+                if self.add_address(now, number, address, out).is_ok() {
+                    dhcp.lease = Some(lease);
+                    dhcp.enter(State::Probing, now + LOOK);
+                }
+            }
+            (State::Requesting, DhcpKind::Nak) if asked.is_some() => {
+                dhcp.lease = None;
+                dhcp.enter(State::Init, now + SECOND);
+            }
+            (State::Renewing | State::Rebinding, DhcpKind::Ack | DhcpKind::Nak)
+                if asked.is_none() && dhcp.state == State::Renewing => {}
+            (State::Renewing | State::Rebinding, DhcpKind::Ack) => {
+                let Some(mut lease) = lease_of(now, reply, station) else { return };
+                match &dhcp.lease {
+                    Some(old) if old.prefix == lease.prefix => {
+                        self.take_lease(number, Some(old), &mut lease);
+                        dhcp.enter(State::Bound, lease.renewal);
+                        dhcp.lease = Some(lease);
+                    }
+                    // Another address is a new lease.
+                    _ => self.lose_lease(now, number, dhcp, out),
+                }
+            }
+            (State::Renewing | State::Rebinding, DhcpKind::Nak) => self.lose_lease(now, number, dhcp, out),
+            _ => {}
+        }
+    }
+}
+
+/// A message of a client without an address.
+fn broadcast(iface: u8, mac: MacAddr, request: &DhcpRequest) -> Message {
+    message(iface, (mac, BROADCAST), (Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST), request)
+}
+
+fn message(
+    iface: u8,
+    (src_mac, dst_mac): (MacAddr, MacAddr),
+    (src, dst): (Ipv4Addr, Ipv4Addr),
+    request: &DhcpRequest,
+) -> Message {
+    let mut payload = [0; dhcp::LEN];
+    request.write(&mut payload);
+    let len = (udp::HEADER_LEN + dhcp::LEN) as u16;
+    let header = Ipv4Header {
+        src,
+        dst,
+        protocol: IpProtocol::UDP,
+        dscp_ecn: 0,
+        ident: 0,
+        dont_fragment: false,
+        ttl: 64,
+        total_len: ipv4::HEADER_LEN as u16 + len,
+    };
+    let mut link = [0; ethernet::HEADER_LEN];
+    ethernet::write_header(&mut link, dst_mac, src_mac, EtherType::IPV4);
+    let mut network = [0; ipv4::HEADER_LEN];
+    header.write(&mut network);
+    let mut transport = [0; udp::HEADER_LEN];
+    UdpHeader { src_port: dhcp::CLIENT_PORT, dst_port: dhcp::SERVER_PORT, len }.write(&mut transport);
+    let pseudo = Sum::pseudo_v4(src, dst, IpProtocol::UDP, len);
+    let sum = (pseudo + Sum::of(&transport) + Sum::of(&payload)).checksum_nonzero();
+    transport[usize::from(udp::CHECKSUM_OFFSET)..].copy_from_slice(&sum.to_be_bytes());
+    Message { iface, bytes: [&link[..], &network, &transport, &payload].concat() }
+}

@@ -1,0 +1,75 @@
+//! How interfaces are configured, for reports.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use super::iface::{Iface, Origin, OwnAddress, Prefix, Standing};
+use super::lease::SECOND;
+use super::stack::Stack;
+
+/// An interface's configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IfaceInfo {
+    pub mtu: u16,
+    pub addresses: Vec<AddressInfo>,
+    /// Gateways of default routes.
+    pub gateways: Vec<IpAddr>,
+    /// Name servers that the network has given.
+    pub name_servers: Vec<IpAddr>,
+    /// The server of the interface's lease.
+    pub dhcp_server: Option<Ipv4Addr>,
+}
+
+/// An address of an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AddressInfo {
+    pub prefix: Prefix,
+    pub origin: Origin,
+    /// `tentative`, `preferred`, `deprecated` or `duplicated`.
+    pub state: &'static str,
+    /// Seconds until the address becomes deprecated, and until it goes; none for an address that stays.
+    pub preferred: Option<u64>,
+    pub valid: Option<u64>,
+}
+
+impl Stack {
+    /// The configuration of each interface.
+    pub fn interfaces(&self, now: u64) -> Vec<IfaceInfo> {
+        self.net.ifaces.iter().enumerate().map(|(number, iface)| self.interface(now, number, iface)).collect()
+    }
+
+    fn interface(&self, now: u64, number: usize, iface: &Iface) -> IfaceInfo {
+        let lease = self.net.clients.iter().find(|client| usize::from(client.iface) == number);
+        let lease = lease.and_then(|client| client.lease.as_ref());
+        let left = |until: u64| (until != u64::MAX).then(|| until.saturating_sub(now) / SECOND);
+        let address = |own: &OwnAddress| {
+            let end = lease.filter(|_| own.life.origin == Origin::Dhcp).map(|lease| lease.end);
+            AddressInfo {
+                prefix: own.prefix,
+                origin: own.life.origin,
+                state: match own.standing {
+                    Standing::Tentative { .. } => "tentative",
+                    Standing::Preferred if own.deprecated => "deprecated",
+                    Standing::Preferred => "preferred",
+                    Standing::Duplicated => "duplicated",
+                },
+                preferred: left(end.unwrap_or(own.life.preferred)),
+                valid: left(end.unwrap_or(own.life.valid)),
+            }
+        };
+        let addresses: Vec<_> = iface.addresses.iter().map(address).collect();
+        let has_lease = addresses.iter().any(|address| address.origin == Origin::Dhcp);
+        let lease = lease.filter(|_| has_lease);
+        let defaults = iface.routes.iter().filter(|route| route.to.len == 0);
+        IfaceInfo {
+            mtu: iface.mtu,
+            addresses,
+            gateways: defaults.map(|route| route.gateway).collect(),
+            name_servers: lease
+                .iter()
+                .flat_map(|lease| &lease.name_servers)
+                .map(|server| (*server).into())
+                .collect(),
+            dhcp_server: lease.map(|lease| lease.server),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! A DHCP client's state, and the lease that it has (RFC 2131).
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use offcore_stats::SplitMix;
+use offcore_wire::MacAddr;
+use offcore_wire::dhcp::{DhcpKind, DhcpReply, DhcpRequest};
+
+use super::iface::{Iface, Prefix, Route, Standing};
+use super::net::Net;
+use super::packet::Out;
+
+pub(super) const SECOND: u64 = 1_000_000;
+/// Time until a message is sent again: it doubles, up to the longest (4.1).
+const FIRST_WAIT: u64 = 4 * SECOND;
+const LONGEST_WAIT: u64 = 64 * SECOND;
+/// The least time between two attempts to renew a lease (4.4.5).
+pub(super) const LEAST_RENEWAL: u64 = 60 * SECOND;
+/// A shorter lease counts as one of this length. This limits how often a server makes the client send.
+const SHORTEST_LEASE: u64 = 10 * SECOND;
+/// The least MTU that is taken from a server: every host takes packets of IPv4 that are as long (RFC 1122, 3.3.2), and every link
+/// takes packets of IPv6 that are as long (RFC 8200, 5).
+const LEAST_MTU: u16 = 576;
+const LEAST_MTU_V6: u16 = 1280;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Init,
+    Selecting,
+    Requesting,
+    /// The address is probed before it is used.
+    Probing,
+    Bound,
+    Renewing,
+    Rebinding,
+}
+
+/// An address and what came with it.
+#[derive(Debug, Clone)]
+pub(super) struct Lease {
+    pub(super) prefix: Prefix,
+    pub(super) server: Ipv4Addr,
+    /// The station that the server's messages come from: the server, a relay or a router.
+    pub(super) station: MacAddr,
+    pub(super) name_servers: Vec<Ipv4Addr>,
+    pub(super) routes: Vec<Route>,
+    pub(super) mtu: Option<u16>,
+    pub(super) renewal: u64,
+    pub(super) rebinding: u64,
+    pub(super) end: u64,
+}
+
+/// The client of one interface.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub iface: u8,
+    pub(super) state: State,
+    pub(super) xid: u32,
+    /// When the present attempt began.
+    pub(super) began: u64,
+    pub(super) tries: u8,
+    /// When something is done next.
+    pub(super) due: u64,
+    /// The lease that is offered, or that the interface has.
+    pub(super) lease: Option<Lease>,
+    /// Whether the interface has had an address by it.
+    pub(super) has_served: bool,
+    pub(super) chance: SplitMix,
+}
+
+impl Client {
+    pub(super) fn new(now: u64, iface: u8, seed: u64) -> Self {
+        let chance = SplitMix::new(seed);
+        Self {
+            iface,
+            state: State::Init,
+            xid: 0,
+            began: now,
+            tries: 0,
+            due: now,
+            lease: None,
+            has_served: false,
+            chance,
+        }
+    }
+
+    pub(super) fn enter(&mut self, state: State, due: u64) {
+        (self.state, self.due, self.tries) = (state, due, 0);
+    }
+
+    /// When a message that is sent now for the `tries`th time is sent again.
+    pub(super) fn again(&mut self, now: u64) -> u64 {
+        let wait = (FIRST_WAIT << self.tries.min(4)).min(LONGEST_WAIT);
+        self.tries = self.tries.saturating_add(1);
+        now + wait - SECOND + self.chance.below(2 * SECOND)
+    }
+
+    pub(super) fn request(&self, now: u64, mac: MacAddr, kind: DhcpKind) -> DhcpRequest {
+        let secs = (now - self.began.min(now)) / SECOND;
+        let (xid, secs) = (self.xid, u16::try_from(secs).unwrap_or(u16::MAX));
+        let offered = self.lease.as_ref().and_then(|lease| v4(lease.prefix.address));
+        let server = self.lease.as_ref().map(|lease| lease.server);
+        let none = DhcpRequest { kind, xid, secs, mac, client: None, requested: None, server: None };
+        match self.state {
+            State::Requesting | State::Probing => DhcpRequest { requested: offered, server, ..none },
+            State::Renewing | State::Rebinding => DhcpRequest { client: offered, ..none },
+            _ => none,
+        }
+    }
+}
+
+pub(super) fn v4(address: IpAddr) -> Option<Ipv4Addr> {
+    match address {
+        IpAddr::V4(address) => Some(address),
+        IpAddr::V6(_) => None,
+    }
+}
+
+/// Reads the lease of a reply from `station`. `None`: the reply has no server identifier, or its address is not a host's.
+pub(super) fn lease_of(now: u64, reply: &DhcpReply, station: MacAddr) -> Option<Lease> {
+    let (yours, server) = (reply.yours, reply.server?);
+    let prefix = Prefix { address: yours.into(), len: reply.prefix.unwrap_or(32) };
+    let host = u32::MAX.checked_shr(prefix.len.into()).unwrap_or(0);
+    let names_host = prefix.len >= 31 || ![0, host].contains(&(yours.to_bits() & host));
+    let [first, ..] = yours.octets();
+    if first == 0 || first >= 224 || yours.is_loopback() || yours == server || !names_host {
+        return None;
+    }
+    let seconds = |seconds: u32| u64::from(seconds) * SECOND;
+    let lease = reply.lease.map_or(3600 * SECOND, seconds).max(SHORTEST_LEASE);
+    // Times that are out of order, or make the client send all the time, are replaced by the usual ones (4.4.5).
+    let least = LEAST_RENEWAL.min(lease / 2);
+    let usual = |given: Option<u32>, end, usual: u64| {
+        given.map(seconds).filter(|time| (least..end).contains(time)).unwrap_or(usual)
+    };
+    let rebinding = usual(reply.rebinding, lease, lease / 8 * 7);
+    let renewal = usual(reply.renewal, rebinding, (lease / 2).min(rebinding));
+    let forever = reply.lease == Some(u32::MAX);
+    let at = |time: u64| if forever { u64::MAX } else { now + time };
+    let usable = |gateway: &Ipv4Addr| !gateway.is_multicast() && !gateway.is_broadcast() && *gateway != yours;
+    let routes = reply.routes.iter().filter(|(_, _, gateway)| usable(gateway));
+    let routes = routes.map(|&(network, len, gateway)| Route {
+        to: Prefix { address: network.into(), len },
+        gateway: gateway.into(),
+    });
+    Some(Lease {
+        prefix,
+        server,
+        station,
+        name_servers: reply.name_servers.clone(),
+        routes: routes.collect(),
+        mtu: reply.mtu,
+        renewal: at(renewal),
+        rebinding: at(rebinding),
+        end: at(lease),
+    })
+}
+
+impl Iface {
+    /// Adds the routes of the lease and sets its MTU.
+    pub(super) fn take_lease(&mut self, lease: &mut Lease) {
+        // A route that the host has already does not end with the lease.
+        lease.routes.retain(|route| !self.routes.contains(route));
+        self.routes.extend(lease.routes.iter().copied());
+        let with_v6 = self.addresses.iter().any(|own| own.prefix.address.is_ipv6());
+        let least = if with_v6 { LEAST_MTU_V6 } else { LEAST_MTU };
+        self.set_dhcp_mtu(lease.mtu.map_or(u16::MAX, |mtu| mtu.max(least)));
+    }
+
+    /// Removes the routes and the MTU of the lease.
+    pub(super) fn drop_routes(&mut self, lease: &Lease) {
+        self.routes.retain(|route| !lease.routes.contains(route));
+        self.set_dhcp_mtu(u16::MAX);
+    }
+
+    pub(super) fn standing_of(&self, address: IpAddr) -> Option<Standing> {
+        self.addresses.iter().find(|own| own.prefix.address == address).map(|own| own.standing)
+    }
+}
+
+impl Net {
+    /// Takes the routes and the MTU of a lease, in place of the ones of the lease before.
+    pub(super) fn take_lease(&mut self, number: u8, old: Option<&Lease>, lease: &mut Lease) {
+        let iface = &mut self.ifaces[usize::from(number)];
+        let before = iface.routes.clone();
+        if let Some(old) = old {
+            iface.drop_routes(old);
+        }
+        iface.take_lease(lease);
+        if iface.routes != before {
+            self.routes_changed();
+        }
+    }
+
+    /// Removes the address, the routes and the MTU of a lease.
+    pub(super) fn drop_lease(&mut self, now: u64, number: u8, lease: &Lease, out: &mut Out) {
+        self.ifaces[usize::from(number)].drop_routes(lease);
+        self.remove_address(now, number, lease.prefix.address, out);
+    }
+}
