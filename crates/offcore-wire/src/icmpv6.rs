@@ -1,5 +1,5 @@
-//! ICMPv6 (RFC 4443), with the two messages of neighbor discovery by which hosts find each other ([`neighbor`], RFC
-//! 4861), and multicast listener discovery ([`listener`]).
+//! ICMPv6 (RFC 4443), with discovery of neighbors ([`neighbor`]) and routers ([`router`], both RFC 4861), and multicast listener
+//! discovery ([`listener`]).
 //!
 //! Every checksum includes the pseudo header of IPv6, so what writes one takes the packet's addresses.
 
@@ -15,9 +15,11 @@ use crate::{
 
 pub use listener::ListenerQuery;
 pub use neighbor::{NeighborAdvert, NeighborSolicit};
+pub use router::{RouterAdvert, RouterSolicit};
 
 pub mod listener;
 pub mod neighbor;
+pub mod router;
 
 /// Length of the header in bytes: what every message begins with.
 pub const HEADER_LEN: usize = icmp::HEADER_LEN;
@@ -71,6 +73,8 @@ pub enum Icmpv6<'a> {
     NeighborSolicit(NeighborSolicit),
     /// This address is here.
     NeighborAdvert(NeighborAdvert),
+    /// A router advertisement.
+    RouterAdvert(RouterAdvert<'a>),
     /// A multicast listener query.
     ListenerQuery(ListenerQuery),
     /// Another host's version 1 report of a group.
@@ -104,6 +108,7 @@ impl<'a> Icmpv6<'a> {
             PARAMETER_PROBLEM => Self::ParameterProblem { code, pointer: rest, quoted },
             neighbor::SOLICIT => Self::NeighborSolicit(NeighborSolicit::parse(bytes)?),
             neighbor::ADVERT => Self::NeighborAdvert(NeighborAdvert::parse(bytes)?),
+            router::ADVERT => Self::RouterAdvert(RouterAdvert::parse(bytes)?),
             listener::QUERY => Self::ListenerQuery(ListenerQuery::parse(bytes)?),
             listener::REPORT_V1 => Self::ListenerReport { group: listener::reported(bytes)? },
             _ => Self::Other { kind, code },

@@ -16,7 +16,7 @@
 //! | [`ethernet`] | MAC addresses, the Ethernet II header, 802.1Q tags |
 //! | [`arp`] | ARP packets |
 //! | [`ip`], [`ipv4`], [`ipv6`] | IP headers, IPv6 extension headers, addresses that follow from others |
-//! | [`icmpv4`], [`icmpv6`] | echo, errors, neighbor and multicast listener discovery |
+//! | [`icmpv4`], [`icmpv6`] | echo, errors, neighbor, router and multicast listener discovery |
 //! | [`igmp`] | reports of IPv4 groups |
 //! | [`udp`], [`tcp`] | transport headers, TCP options |
 //! | [`template`] | the 42 bytes of headers in front of generated UDP packets |
@@ -62,7 +62,7 @@ pub use checksum::Sum;
 pub use error::{Layer, WireError};
 pub use ethernet::{EtherType, EthernetFrame, EthernetFrameMut, MacAddr, VlanTag};
 pub use icmpv4::Icmpv4;
-pub use icmpv6::{Icmpv6, ListenerQuery, NeighborAdvert, NeighborSolicit};
+pub use icmpv6::{Icmpv6, ListenerQuery, NeighborAdvert, NeighborSolicit, RouterAdvert, RouterSolicit};
 pub use igmp::Igmp;
 pub use ip::IpProtocol;
 pub use ipv4::{Ipv4Header, Ipv4Packet, Ipv4PacketMut};

@@ -62,15 +62,15 @@ Examples:
     offcore tcp --port tap:tap0,addr=10.0.0.2/24 --idle sleep \\
       --serve /run/offcore/stack.sock --allow-uid 33
 
-A port is one of `offcore switch --help`, with addr=ADDRESS/LENGTH (once or
-more) or addr=dhcp, gw=ADDRESS, route=NETWORK/LENGTH@GATEWAY (once or more), vlan=NUMBER,
-mtu=BYTES and mac=ADDRESS. Packets are as long as the port's interface takes,
-and mtu= allows. A TAP port's host has an Ethernet address of its own, since the interface's is the kernel's; any other
-one has the port's. Here rxqN and txqN name the copies of the Nth lcore, counted
-from 0: from packets to receive buffers and from send buffers to packets. Each
-flow is on one of the lcores. Where a port takes no packets of several buffers,
-a segment's payload is in one: for more than 1792 bytes --mbuf-size has to be
-larger.";
+A port is written as in `offcore switch --help`, plus addr=ADDRESS/LENGTH (once
+or more), addr=dhcp, addr=slaac, gw=ADDRESS, route=NETWORK/LENGTH@GATEWAY (once
+or more), vlan=NUMBER, mtu=BYTES and mac=ADDRESS. The MTU is that of the port's
+interface, limited by mtu=. The host's Ethernet address is the port's by
+default, except on a TAP port, whose interface address belongs to the kernel.
+rxqN and txqN name the copies of the Nth lcore, counted from 0: from packets to
+receive buffers and from send buffers to packets. Each flow belongs to one
+lcore. For a port without multi-buffer packets a segment's payload fills one
+buffer: more than 1792 bytes need a larger --mbuf-size.";
 
 /// What `offcore tcp` understands.
 #[derive(Args, Debug)]
@@ -151,6 +151,7 @@ impl FromStr for HostPortArg {
         for field in split_fields(text)? {
             match field.split_once('=') {
                 Some(("addr", "dhcp")) => iface.dhcp = true,
+                Some(("addr", "slaac")) => iface.slaac = true,
                 Some(("addr", value)) => iface.addresses.push(prefix(value)?),
                 Some(("gw", value)) => {
                     let gateway = value.parse().map_err(|_| {
@@ -179,13 +180,14 @@ impl FromStr for HostPortArg {
         }
         let mut spec = port(&rest.join(","))?;
         if let Some(mtu) = iface.mtu.filter(|mtu| *mtu < 1280)
-            && iface.addresses.iter().any(|prefix| prefix.address.is_ipv6())
+            && (iface.slaac || iface.addresses.iter().any(|prefix| prefix.address.is_ipv6()))
         {
             return Err(format!("mtu={mtu}: expected 1280 or more with an IPv6 address (RFC 8200)"));
         }
-        if iface.addresses.is_empty() && !iface.dhcp {
+        if iface.addresses.is_empty() && !iface.is_configured() {
             return Err(
-                "no address: expected addr=ADDRESS/LENGTH, such as addr=10.0.0.2/24, or addr=dhcp".into()
+                "no address: expected addr=ADDRESS/LENGTH, such as addr=10.0.0.2/24, addr=dhcp or addr=slaac"
+                    .into(),
             );
         }
         if let Some(prefix) = iface.addresses.iter().find(|prefix| !is_host(prefix)) {

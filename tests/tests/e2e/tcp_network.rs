@@ -4,4 +4,5 @@ mod dhcp;
 mod gateway;
 mod groups;
 mod mtu;
+mod slaac;
 mod vlan;

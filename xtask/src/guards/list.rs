@@ -6,6 +6,7 @@ const VHOST: &str = "offcore-vhost";
 const RING: &str = "offcore-ring";
 const PORT: &str = "offcore-port";
 const FLOW: &str = "offcore-flow";
+const TCP: &str = "offcore-tcp";
 
 /// All of them.
 #[rustfmt::skip]
@@ -245,6 +246,43 @@ pub(super) const LIST: &[Guard] = &[
         file: "crates/offcore-flow/src/bridge.rs",
         code: "if !stations.admit(port, owner) {", without: "if !stations.admit(port, owner) && port > 63 {",
         package: FLOW, executable: "--lib", test: "nobody_claims_an_address_that_is_a_ports",
+    },
+    // ---- servers and routers of a link ----
+    Guard {
+        name: "server of a lease",
+        file: "crates/offcore-tcp/src/proto/dhcp.rs",
+        code: ".filter(|lease| reply.server == Some(lease.server))", without: "",
+        package: TCP, executable: "network", test: "other_servers_do_not_end_a_lease",
+    },
+    Guard {
+        name: "shortest lease",
+        file: "crates/offcore-tcp/src/proto/lease.rs",
+        code: ".max(SHORTEST_LEASE)", without: ".max(SHORTEST_LEASE / 1_000)",
+        package: TCP, executable: "network", test: "hasty_server_does_not_hurry_the_client",
+    },
+    Guard {
+        name: "advertisements from afar",
+        file: "crates/offcore-tcp/src/proto/routers.rs",
+        code: "if ip.hops != 255 || !router.is_unicast_link_local() {", without: "if ip.hops == 0 {",
+        package: TCP, executable: "network", test: "advertisements_from_afar_are_dropped",
+    },
+    Guard {
+        name: "advertisements of a second",
+        file: "crates/offcore-tcp/src/proto/autoconf.rs",
+        code: "*count <= ADVERTS", without: "*count <= ADVERTS.max(u8::MAX)",
+        package: TCP, executable: "network", test: "flood_of_advertisements_is_bounded",
+    },
+    Guard {
+        name: "addresses of advertisements",
+        file: "crates/offcore-tcp/src/proto/routers.rs",
+        code: "own.count() < ADDRESSES", without: "own.count() < ADDRESSES * 100",
+        package: TCP, executable: "network", test: "flood_of_advertisements_is_bounded",
+    },
+    Guard {
+        name: "two hours of an address",
+        file: "crates/offcore-tcp/src/proto/routers.rs",
+        code: "if given > two_hours || given > valid {", without: "if given > 0 && two_hours > 0 {",
+        package: TCP, executable: "network", test: "advertisement_does_not_end_an_address_at_once",
     },
     // ---- back ends, and who connects ----
     Guard {

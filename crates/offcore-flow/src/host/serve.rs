@@ -76,7 +76,7 @@ const LOOK: u64 = 1000;
 /// How long programs wait for the host's addresses, in microseconds after its start: a DHCP server is asked three times until
 /// then. Later they begin, and `connect` fails with `ENETUNREACH` until there is an address.
 const ADDRESS_WAIT: u64 = 20_000_000;
-/// Most applications of a user. The limit is lower with many users, so that none takes the places of another.
+/// The maximum number of applications of a user. With many users the limit is lower, so that each gets its share.
 const APPLICATIONS_OF_USER: usize = 1024;
 
 /// Whom a server serves, and where.
@@ -308,8 +308,8 @@ impl Serve {
             }
         }
         self.events = events;
-        // A program that connected before the addresses are ours would be refused: it waits for the probes, and for some time
-        // for addresses from the network.
+        // A program cannot connect before the addresses are probed: it waits. It waits for addresses from the network, too, but not
+        // for ever.
         if self.knocking && calls.stack.is_probing() {
             self.look = true;
         } else if self.knocking && !self.awaits_address(calls) {

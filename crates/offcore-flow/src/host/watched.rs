@@ -1,4 +1,4 @@
-//! What a host tells of itself: counters on the statistics page, its interfaces and its connections.
+//! Reports of a host: counters on the statistics page, interfaces and connections.
 
 use std::sync::{Arc, Mutex};
 

@@ -203,8 +203,17 @@ pub struct HostIface {
     pub vlan: Option<u16>,
     /// Whether a DHCP client gets an address, routes and an MTU.
     pub dhcp: bool,
+    /// Whether router advertisements give IPv6 addresses and routes.
+    pub slaac: bool,
     pub addresses: Vec<Prefix>,
     pub routes: Vec<IpRoute>,
+}
+
+impl HostIface {
+    /// Whether the network gives it addresses.
+    pub fn is_configured(&self) -> bool {
+        self.dhcp || self.slaac
+    }
 }
 
 /// What processes bursts.

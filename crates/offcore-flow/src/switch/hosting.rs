@@ -11,7 +11,7 @@ use offcore_port::{QueueSetup, TxQueue};
 use offcore_tcp::path::Path;
 use offcore_tcp::proto::{Config, IfaceConfig, Out, Share, Stack};
 
-use super::config::Hosting;
+use super::config::{HostIface, Hosting};
 use super::mtu::HostMtu;
 use super::{Assembly, Route};
 use crate::engines::dma_map::Half;
@@ -46,10 +46,11 @@ impl Hosting {
         if self.ifaces.len() != ports {
             return Field::Addresses.refuse(format!("{} interfaces for {ports} ports", self.ifaces.len()));
         }
-        if lcores > 1 && self.ifaces.iter().any(|iface| iface.dhcp) {
-            return Field::Lcores.refuse(format!("{lcores} of them, expected one with addr=dhcp"));
+        if lcores > 1 && self.ifaces.iter().any(HostIface::is_configured) {
+            return Field::Lcores
+                .refuse(format!("{lcores} of them, expected one with addr=dhcp or addr=slaac"));
         }
-        match self.ifaces.iter().position(|iface| iface.addresses.is_empty() && !iface.dhcp) {
+        match self.ifaces.iter().position(|iface| iface.addresses.is_empty() && !iface.is_configured()) {
             Some(port) => Field::Addresses.refuse(format!("port {port} has none, expected one at least")),
             None => Ok(()),
         }
@@ -152,6 +153,9 @@ impl Assembly<'_> {
             stack.detect_conflicts(1, number);
             if iface.dhcp {
                 stack.start_dhcp(1, number);
+            }
+            if iface.slaac {
+                stack.start_slaac(1, number, &mut out);
             }
         }
         let rx = self.binding(worker, 0, Half::Rx, worker as u16)?;

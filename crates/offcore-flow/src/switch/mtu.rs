@@ -29,7 +29,7 @@ pub(super) struct HostMtu {
 impl HostMtu {
     pub(super) fn new(port: usize, iface: &HostIface, of: &dyn Port) -> Self {
         let (given, found) = (iface.mtu, of.mtu());
-        let has_v6 = iface.addresses.iter().any(|prefix| prefix.address.is_ipv6());
+        let has_v6 = iface.slaac || iface.addresses.iter().any(|prefix| prefix.address.is_ipv6());
         Self { port, given, has_v6, now: Arc::new(AtomicU16::new(choose(given, found))), found }
     }
 

@@ -6,13 +6,15 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use arrayvec::ArrayVec;
 use offcore_wire::dhcp::{self, DhcpKind, DhcpReply, DhcpRequest};
 use offcore_wire::{EtherType, IpProtocol, Ipv4Header, MacAddr, Sum, UdpHeader, ethernet, ipv4, udp};
 
 use super::announce::BROADCAST;
 use super::iface::{Life, Origin, Standing};
 use super::ip::IpHeaders;
-use super::lease::{Client, LEAST_RENEWAL, SECOND, State, lease_of, v4};
+use super::lease::{Client, LEAST_RENEWAL, Lease, SECOND, State, lease_of, v4};
+use super::neighbour::Who;
 use super::net::Net;
 use super::packet::{DropReason, Event, Message, Out, RxSeg, Verdict};
 use super::stack::Stack;
@@ -74,9 +76,16 @@ impl Stack {
         self.fit_mtu(iface, before);
     }
 
-    /// Runs the timers of interfaces, neighbours and DHCP clients.
+    /// Runs the timers of interfaces, neighbours, autoconfiguration and DHCP clients.
     pub(super) fn net_timers(&mut self, now: u64, out: &mut Out) {
-        self.net.timers(now, out, |_| ());
+        let mut silent = ArrayVec::<Who, 64>::new();
+        self.net.timers(now, out, |who| {
+            let _ = silent.try_push(who);
+        });
+        for (iface, address) in silent {
+            self.net.neighbour_is_silent(iface, address);
+        }
+        self.net.autoconf_timers(now, out);
         for at in 0..self.net.clients.len() {
             let client = &self.net.clients[at];
             if client.due <= now {
@@ -192,6 +201,25 @@ impl Net {
             }
             None => dhcp.due = (now + SECOND).min(until),
         }
+    }
+
+    /// Takes the routes and the MTU of a lease, in place of the ones of the lease before.
+    fn take_lease(&mut self, number: u8, old: Option<&Lease>, lease: &mut Lease) {
+        let iface = &mut self.ifaces[usize::from(number)];
+        let before = iface.routes.clone();
+        if let Some(old) = old {
+            iface.drop_routes(old);
+        }
+        iface.take_lease(lease);
+        if iface.routes != before {
+            self.routes_changed();
+        }
+    }
+
+    /// Removes the address, the routes and the MTU of a lease.
+    fn drop_lease(&mut self, now: u64, number: u8, lease: &Lease, out: &mut Out) {
+        self.ifaces[usize::from(number)].drop_routes(lease);
+        self.remove_address(now, number, lease.prefix.address, out);
     }
 
     fn lose_lease(&mut self, now: u64, number: u8, dhcp: &mut Client, out: &mut Out) {

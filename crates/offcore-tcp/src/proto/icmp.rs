@@ -89,6 +89,9 @@ impl Stack {
                 Ok(Verdict::Reply)
             }
             Icmpv6::NeighborSolicit(question) => Ok(self.net.solicited(now, iface, ip, &question, out)),
+            // The parser needs the whole message.
+            Icmpv6::RouterAdvert(_) if ip.end > end => Err(DropReason::Malformed),
+            Icmpv6::RouterAdvert(advert) => Ok(self.router_advertised(now, iface, ip, &advert, out)),
             Icmpv6::NeighborAdvert(answer) => Ok(self.net.advertised(now, iface, ip, &answer, out)),
             Icmpv6::Unreachable { code, quoted } => {
                 self.unreachable_v6(ip.src, code, quoted, out);

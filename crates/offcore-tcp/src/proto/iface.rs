@@ -91,7 +91,7 @@ pub(crate) struct OwnAddress {
     /// Time of the next one, or of the next attempt to use the address.
     pub next: Option<u64>,
     pub life: Life,
-    /// The address is used for new connections only when there is no other.
+    /// New connections prefer any other address (RFC 4862, 5.5.4).
     pub deprecated: bool,
 }
 
@@ -137,10 +137,11 @@ pub(crate) struct Iface {
     pub mac: MacAddr,
     /// The index that applications see.
     pub index: u32,
-    /// The link's MTU, or the one that a DHCP server gives if that is less.
+    /// The least of the link's MTU and the ones that a DHCP server and routers give.
     pub mtu: u16,
     link_mtu: u16,
     dhcp_mtu: u16,
+    router_mtu: u16,
     pub addresses: Vec<OwnAddress>,
     pub routes: Vec<Route>,
     /// Bytes of payload, at most, that the port cuts into segments itself; 0 when it does not.
@@ -167,6 +168,7 @@ impl Iface {
             mtu: config.mtu,
             link_mtu: config.mtu,
             dhcp_mtu: u16::MAX,
+            router_mtu: u16::MAX,
             addresses: all.chain(with_v6.then_some(link_local)).collect(),
             routes: config.routes.clone(),
             segment_offload: 0,
@@ -180,16 +182,26 @@ impl Iface {
     /// Sets the MTU of the link.
     pub(crate) fn set_link_mtu(&mut self, mtu: u16) {
         self.link_mtu = mtu;
-        self.mtu = mtu.min(self.dhcp_mtu);
+        self.choose_mtu();
     }
 
     /// Sets the MTU that a DHCP server gives; `u16::MAX` for none.
     pub(crate) fn set_dhcp_mtu(&mut self, mtu: u16) {
         self.dhcp_mtu = mtu;
-        self.mtu = mtu.min(self.link_mtu);
+        self.choose_mtu();
     }
 
-    /// Where reports of groups come from by this interface, whose number is `iface`.
+    /// Sets the MTU that a router gives.
+    pub(crate) fn set_router_mtu(&mut self, mtu: u16) {
+        self.router_mtu = mtu;
+        self.choose_mtu();
+    }
+
+    fn choose_mtu(&mut self) {
+        self.mtu = self.link_mtu.min(self.dhcp_mtu).min(self.router_mtu);
+    }
+
+    /// Source addresses of group reports on this interface, whose number is `iface`.
     pub(crate) fn sender(&self, iface: u8) -> Sender {
         let good = || self.addresses.iter().filter(|own| own.standing == Standing::Preferred);
         let v4 = good().find_map(|own| match own.prefix.address {
@@ -251,21 +263,25 @@ impl Iface {
         // A route without a gateway is for a network on the link.
         let hop = |route: &Route| if route.gateway.is_unspecified() { to } else { route.gateway };
         let all = direct.chain(by_gateway.map(|route| (hop(route), route.to.len)));
-        // The first of several: the greatest is the last of its equals.
+        // `max_by_key` returns the last of equal elements, hence the reverse order: the first route wins.
         all.rev().max_by_key(|hop| hop.1)
     }
 
-    /// The own address to send from when a packet goes to `next_hop` (RFC 6724 in short: of the same network, otherwise
-    /// any of the same family and scope). `is_good` says for which standing an address may be used.
+    /// The source address of a packet to `to` by `next_hop` (a short form of RFC 6724). It has the family and the scope of `to`. The
+    /// order of preference: not deprecated, in the network of `next_hop`, and the most similar to `to`. `is_good` selects by standing.
     fn source(&self, to: IpAddr, next_hop: IpAddr, is_good: fn(Standing) -> bool) -> Option<IpAddr> {
-        let usable = || {
-            let good = self.addresses.iter().filter(|own| is_good(own.standing));
-            good.map(|own| own.prefix)
-                .filter(move |own| own.address.is_ipv4() == to.is_ipv4())
-                .filter(move |own| is_link_local(own.address) == is_link_local(to) || to.is_ipv4())
+        let fits = |own: &&OwnAddress| {
+            let address = own.prefix.address;
+            is_good(own.standing)
+                && address.is_ipv4() == to.is_ipv4()
+                && (is_link_local(address) == is_link_local(to) || to.is_ipv4())
         };
-        let near = usable().find(|own| own.contains(next_hop));
-        near.or_else(|| usable().next()).map(|own| own.address)
+        let rank = |own: &&OwnAddress| {
+            (!own.deprecated, own.prefix.contains(next_hop), alike(own.prefix.address, to))
+        };
+        // In reverse order, so that the first of equal addresses wins.
+        let best = self.addresses.iter().rev().filter(fits).max_by_key(rank);
+        best.map(|own| own.prefix.address)
     }
 
     /// Whether `address` may be a neighbour: it is in a network of the link, or a gateway.
@@ -281,6 +297,14 @@ impl Iface {
     pub(crate) fn source_towards(&self, neighbour: IpAddr) -> Option<IpAddr> {
         self.source(neighbour, neighbour, |standing| standing == Standing::Preferred)
     }
+}
+
+/// How similar an IPv6 address is to a destination (RFC 6724, 5, rules 6 and 8): whether both or neither are unique local
+/// addresses, and the length of the common prefix.
+fn alike(own: IpAddr, to: IpAddr) -> (bool, u32) {
+    let (IpAddr::V6(own), IpAddr::V6(to)) = (own, to) else { return (true, 0) };
+    let shared = (own.to_bits() ^ to.to_bits()).leading_zeros().min(64);
+    (own.is_unique_local() == to.is_unique_local(), shared)
 }
 
 /// The link-local address of a station.

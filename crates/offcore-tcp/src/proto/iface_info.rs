@@ -60,15 +60,14 @@ impl Stack {
         let has_lease = addresses.iter().any(|address| address.origin == Origin::Dhcp);
         let lease = lease.filter(|_| has_lease);
         let defaults = iface.routes.iter().filter(|route| route.to.len == 0);
+        let advertised = self.net.autoconfs.iter().filter(|autoconf| usize::from(autoconf.iface) == number);
+        let name_servers = lease.iter().flat_map(|lease| &lease.name_servers).map(|server| (*server).into());
+        let name_servers = name_servers.chain(advertised.flat_map(|autoconf| autoconf.name_servers()));
         IfaceInfo {
             mtu: iface.mtu,
             addresses,
             gateways: defaults.map(|route| route.gateway).collect(),
-            name_servers: lease
-                .iter()
-                .flat_map(|lease| &lease.name_servers)
-                .map(|server| (*server).into())
-                .collect(),
+            name_servers: name_servers.collect(),
             dhcp_server: lease.map(|lease| lease.server),
         }
     }

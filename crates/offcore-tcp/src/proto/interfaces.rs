@@ -18,12 +18,12 @@ impl Stack {
         self.net.is_probing()
     }
 
-    /// Whether an interface still waits for its first address from a DHCP server.
+    /// Whether an interface still waits for its first address from a DHCP server, or from an advertisement.
     pub fn awaits_address(&self) -> bool {
-        self.net.clients.iter().any(|client| !client.has_served)
+        self.net.clients.iter().any(|client| !client.has_served) || self.net.awaits_advertised_address()
     }
 
-    /// Sets the MTU of interface `iface`. Its connections send shorter segments where they have to; a larger MTU is for new
+    /// Sets the MTU of interface `iface`. A smaller MTU shortens the segments of its connections; a larger MTU applies to new
     /// connections.
     pub fn set_mtu(&mut self, iface: u8, mtu: u16) {
         let Some(this) = self.net.ifaces.get_mut(usize::from(iface)) else { return };

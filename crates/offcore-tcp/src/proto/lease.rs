@@ -7,8 +7,6 @@ use offcore_wire::MacAddr;
 use offcore_wire::dhcp::{DhcpKind, DhcpReply, DhcpRequest};
 
 use super::iface::{Iface, Prefix, Route, Standing};
-use super::net::Net;
-use super::packet::Out;
 
 pub(super) const SECOND: u64 = 1_000_000;
 /// Time until a message is sent again: it doubles, up to the longest (4.1).
@@ -16,7 +14,7 @@ const FIRST_WAIT: u64 = 4 * SECOND;
 const LONGEST_WAIT: u64 = 64 * SECOND;
 /// The least time between two attempts to renew a lease (4.4.5).
 pub(super) const LEAST_RENEWAL: u64 = 60 * SECOND;
-/// A shorter lease counts as one of this length. This limits how often a server makes the client send.
+/// The shortest lease; shorter ones are extended. This limits the client's messages.
 const SHORTEST_LEASE: u64 = 10 * SECOND;
 /// The least MTU that is taken from a server: every host takes packets of IPv4 that are as long (RFC 1122, 3.3.2), and every link
 /// takes packets of IPv6 that are as long (RFC 8200, 5).
@@ -175,26 +173,5 @@ impl Iface {
 
     pub(super) fn standing_of(&self, address: IpAddr) -> Option<Standing> {
         self.addresses.iter().find(|own| own.prefix.address == address).map(|own| own.standing)
-    }
-}
-
-impl Net {
-    /// Takes the routes and the MTU of a lease, in place of the ones of the lease before.
-    pub(super) fn take_lease(&mut self, number: u8, old: Option<&Lease>, lease: &mut Lease) {
-        let iface = &mut self.ifaces[usize::from(number)];
-        let before = iface.routes.clone();
-        if let Some(old) = old {
-            iface.drop_routes(old);
-        }
-        iface.take_lease(lease);
-        if iface.routes != before {
-            self.routes_changed();
-        }
-    }
-
-    /// Removes the address, the routes and the MTU of a lease.
-    pub(super) fn drop_lease(&mut self, now: u64, number: u8, lease: &Lease, out: &mut Out) {
-        self.ifaces[usize::from(number)].drop_routes(lease);
-        self.remove_address(now, number, lease.prefix.address, out);
     }
 }

@@ -5,9 +5,10 @@ use std::net::{IpAddr, Ipv6Addr};
 use offcore_wire::{Arp, ArpOperation, IpProtocol, MacAddr, NeighborAdvert, NeighborSolicit, ipv6};
 
 use super::announce::{BROADCAST, arp_packet};
+use super::autoconf::Autoconf;
 use super::call_error::CallError;
 use super::groups::Query;
-use super::iface::{Iface, IfaceConfig, Standing, Way, is_link_local, may_have_way, way};
+use super::iface::{Iface, IfaceConfig, Origin, Standing, Way, is_link_local, may_have_way, way};
 use super::ip::{Envelope, IpHeaders};
 use super::lease::Client;
 use super::neighbour::{Ask, Neighbours, Said, Who};
@@ -28,11 +29,13 @@ pub(crate) struct Net {
     pub paths: PathMtus,
     /// DHCP clients of interfaces.
     pub(super) clients: Vec<Client>,
+    /// Autoconfiguration of interfaces.
+    pub(super) autoconfs: Vec<Autoconf>,
     /// Changes with addresses and routes: connections look for their way again.
     pub(super) routes: u32,
     share: Share,
     pub(super) seed: u64,
-    /// When an address was last defended.
+    /// Time of the last defence of an address.
     pub(super) defended: Option<u64>,
     /// Messages from somebody who has an address of ours.
     pub conflicts: u64,
@@ -46,6 +49,7 @@ impl Net {
             neighbours: Neighbours::new(neighbours),
             paths: PathMtus::default(),
             clients: Vec::new(),
+            autoconfs: Vec::new(),
             routes: 0,
             share,
             seed,
@@ -328,6 +332,10 @@ impl Net {
             for own in &mut iface.addresses {
                 if matches!(own.standing, Standing::Tentative { until } if until <= now) {
                     own.claim(now);
+                    if own.life.origin == Origin::Slaac {
+                        let address = own.prefix.address;
+                        out.events.push(Event::Address { iface: number as u8, address, held: true });
+                    }
                     if is_link_local(own.prefix.address) {
                         iface.groups.report_v6(now);
                     }
@@ -361,7 +369,8 @@ impl Net {
         let detection = detection.flatten();
         let reports = self.ifaces.iter().filter_map(|iface| iface.groups.deadline());
         let leases = self.clients.iter().map(|client| client.due);
-        detection.chain(reports).chain(leases).chain(self.neighbours.deadline()).min()
+        let autoconfs = self.autoconfs.iter().filter_map(|autoconf| autoconf.deadline(&self.ifaces));
+        detection.chain(reports).chain(leases).chain(autoconfs).chain(self.neighbours.deadline()).min()
     }
 }
 
@@ -386,7 +395,7 @@ pub(super) fn solicitation(
 }
 
 /// A packet of neighbour discovery: its hop limit proves that it comes from the link (RFC 4861, 7.1).
-fn discovery(
+pub(super) fn discovery(
     iface: u8,
     src_mac: MacAddr,
     dst_mac: MacAddr,

@@ -7,6 +7,7 @@ mod dhcp;
 mod errors;
 mod groups;
 mod labels;
+mod routers;
 mod routes;
 mod station;
 mod vanished;

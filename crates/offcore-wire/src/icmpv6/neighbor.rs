@@ -25,13 +25,13 @@ pub const HOP_LIMIT: u8 = 255;
 /// Length of either message without options.
 const HEAD_LEN: usize = 24;
 /// The unit of options' lengths, and the length of the one with a MAC address.
-const UNIT: usize = 8;
+pub(super) const UNIT: usize = 8;
 
 /// Where the target's address is.
 const TARGET: usize = 8;
 
 /// Types of options (4.6.1).
-const SOURCE_LINK: u8 = 1;
+pub(super) const SOURCE_LINK: u8 = 1;
 const TARGET_LINK: u8 = 2;
 
 /// Flags of an advertisement (4.4).
@@ -172,6 +172,6 @@ fn write(
     len
 }
 
-fn pseudo(src: Ipv6Addr, dst: Ipv6Addr) -> impl FnOnce(u32) -> Sum {
+pub(super) fn pseudo(src: Ipv6Addr, dst: Ipv6Addr) -> impl FnOnce(u32) -> Sum {
     move |len| Sum::pseudo_v6(src, dst, IpProtocol::ICMPV6, len)
 }

@@ -1,0 +1,144 @@
+//! The state of an interface's router discovery and address autoconfiguration.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use arrayvec::ArrayVec;
+use offcore_stats::SplitMix;
+use offcore_wire::RouterAdvert;
+use offcore_wire::icmpv6::router::Preference;
+
+use super::iface::{Iface, Origin, Prefix, Route};
+use super::lease::SECOND;
+
+/// The limits of what one interface keeps.
+const ROUTERS: usize = 8;
+const PREFIXES: usize = 16;
+const NAME_SERVERS: usize = 8;
+/// The limit of advertisements a second.
+const ADVERTS: u8 = 16;
+
+/// A default router.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Router {
+    pub address: Ipv6Addr,
+    preference: Preference,
+    pub until: u64,
+    /// It has not answered the last questions for its station.
+    pub is_silent: bool,
+}
+
+/// Something that an advertisement has told of, and when it goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Timed<T> {
+    pub value: T,
+    pub until: u64,
+}
+
+/// The autoconfiguration of one interface.
+#[derive(Debug)]
+pub(crate) struct Autoconf {
+    pub iface: u8,
+    pub(super) routers: ArrayVec<Router, ROUTERS>,
+    pub(super) on_link: ArrayVec<Timed<Prefix>, PREFIXES>,
+    pub(super) name_servers: ArrayVec<Timed<Ipv6Addr>, NAME_SERVERS>,
+    /// The routes that the interface has by them.
+    pub(super) routes: Vec<Route>,
+    /// When routers are asked next, and the time since the last question.
+    pub(super) ask: Option<u64>,
+    pub(super) wait: u64,
+    /// The second of the last advertisement, and the advertisements of that second.
+    taken: (u64, u8),
+    /// The interface was told that it gets no address.
+    pub(super) has_none: bool,
+    pub(super) chance: SplitMix,
+}
+
+impl Autoconf {
+    pub(super) fn new(now: u64, iface: u8, seed: u64) -> Self {
+        Self {
+            iface,
+            routers: ArrayVec::new(),
+            on_link: ArrayVec::new(),
+            name_servers: ArrayVec::new(),
+            routes: Vec::new(),
+            ask: Some(now),
+            wait: 0,
+            taken: (0, 0),
+            has_none: false,
+            chance: SplitMix::new(seed),
+        }
+    }
+
+    /// When something is due next.
+    pub(super) fn deadline(&self, ifaces: &[Iface]) -> Option<u64> {
+        let routers = self.routers.iter().map(|router| router.until);
+        let on_link = self.on_link.iter().map(|prefix| prefix.until);
+        let servers = self.name_servers.iter().map(|server| server.until);
+        let addresses =
+            ifaces.get(usize::from(self.iface)).map(|iface| &iface.addresses[..]).unwrap_or_default();
+        let own = addresses.iter().filter(|own| own.life.origin == Origin::Slaac);
+        let own =
+            own.flat_map(|own| [own.life.valid, if own.deprecated { u64::MAX } else { own.life.preferred }]);
+        let all = routers.chain(on_link).chain(servers).chain(own).chain(self.ask);
+        all.min().filter(|due| *due != u64::MAX)
+    }
+
+    /// The name servers that routers have told of.
+    pub(super) fn name_servers(&self) -> impl Iterator<Item = IpAddr> {
+        self.name_servers.iter().map(|server| server.value.into())
+    }
+
+    /// Whether an advertisement is taken now.
+    pub(super) fn may_take(&mut self, now: u64) -> bool {
+        let (second, count) = &mut self.taken;
+        if *second != now / SECOND {
+            (*second, *count) = (now / SECOND, 0);
+        }
+        *count = count.saturating_add(1);
+        *count <= ADVERTS
+    }
+
+    pub(super) fn has(&self, router: Ipv6Addr) -> bool {
+        self.routers.iter().any(|known| known.address == router)
+    }
+
+    pub(super) fn take_router(&mut self, now: u64, address: Ipv6Addr, advert: &RouterAdvert<'_>) {
+        let until = now + u64::from(advert.lifetime) * SECOND;
+        let router = Router { address, preference: advert.preference, until, is_silent: false };
+        match self.routers.iter().position(|router| router.address == address) {
+            Some(at) if advert.lifetime == 0 => {
+                self.routers.remove(at);
+            }
+            Some(at) => self.routers[at] = router,
+            None if advert.lifetime > 0 && !self.routers.is_full() => self.routers.push(router),
+            None => {}
+        }
+        // Solicitations end with a default router (RFC 7559, 2.1).
+        if !self.routers.is_empty() {
+            (self.ask, self.wait) = (None, 0);
+        }
+    }
+
+    /// The gateway of the default route: the router of the highest preference that answers, and the first of equal ones.
+    pub(super) fn router(&self) -> Option<Ipv6Addr> {
+        let all = self.routers.iter().rev();
+        all.max_by_key(|router| (!router.is_silent, router.preference)).map(|router| router.address)
+    }
+}
+
+/// Keeps a value until a time, which may have come, if there is room.
+pub(super) fn put<T: PartialEq, const N: usize>(
+    all: &mut ArrayVec<Timed<T>, N>,
+    now: u64,
+    value: T,
+    until: u64,
+) {
+    match all.iter().position(|known| known.value == value) {
+        Some(at) if until <= now => {
+            all.remove(at);
+        }
+        Some(at) => all[at].until = until,
+        None if until > now && !all.is_full() => all.push(Timed { value, until }),
+        None => {}
+    }
+}
