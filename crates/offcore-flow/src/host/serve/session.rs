@@ -527,6 +527,7 @@ pub(super) fn conn_options(kept: &[u32; OPTIONS], v6: bool) -> ConnOptions {
         // The number of SYN-ACKs within that time.
         (1..=u8::MAX).find(|tries| u64::from(seconds) < 1 << tries).unwrap_or(u8::MAX)
     });
+    let inverted_rate = u64::from(kept[option::PACING_RATE]) | u64::from(kept[option::PACING_RATE + 1]) << 32;
     ConnOptions {
         traffic_class: number(class).map_or(0, |class| class as u8),
         hops: number(hops).and_then(|hops| u8::try_from(hops).ok()).filter(|hops| *hops > 0),
@@ -534,10 +535,7 @@ pub(super) fn conn_options(kept: &[u32; OPTIONS], v6: bool) -> ConnOptions {
             .and_then(|segment| u16::try_from(segment).ok())
             .filter(|mss| *mss > 0),
         algorithm: number(option::CONGESTION).and_then(|which| Algorithm::ALL.get(which as usize)).copied(),
-        pacing_rate: Some(
-            !(u64::from(kept[option::PACING_RATE]) | u64::from(kept[option::PACING_RATE + 1]) << 32),
-        )
-        .filter(|rate| *rate < u64::MAX),
+        pacing_rate: (inverted_rate > 0).then_some(!inverted_rate),
         fin_timeout: number(option::LINGER2).map(seconds),
         defer: if number(option::DEFER_ACCEPT) == Some(0) { 0 } else { defer },
     }
