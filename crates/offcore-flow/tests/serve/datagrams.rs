@@ -138,7 +138,7 @@ fn where_nothing_goes_no_socket_is_made() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
     let (no_way, own) = (number(Errno::NETUNREACH), number(Errno::OPNOTSUPP));
-    for (peer, error) in [("192.168.7.7:1", no_way), ("10.0.0.255:1", no_way), ("10.0.0.1:1", own)] {
+    for (peer, error) in [("192.168.7.7:1", no_way), ("10.0.0.1:1", own)] {
         assert_eq!(process.open(&mut world, &joined(peer)).err(), Some(error), "{peer}");
     }
     let mut question = bind(DATAGRAM, address("0.0.0.0:53"));

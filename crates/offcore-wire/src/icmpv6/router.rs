@@ -214,7 +214,7 @@ mod tests {
         let link = [1, 1, 2, 0, 0, 0, 0, 9];
         let unknown = [200, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let found = read(&[&link[..], &unknown, &prefix, &[5, 1, 0, 0, 0, 0, 5, 0x78], &servers].concat());
-        assert_eq!(found[0], "SourceLink(MacAddr([2, 0, 0, 0, 0, 9]))");
+        assert_eq!(found[0], "SourceLink(02:00:00:00:00:09)");
         assert_eq!(
             found[1],
             "Prefix(PrefixOption { prefix: 2001:db8::, len: 64, on_link: true, autonomous: true, valid: 3600, \

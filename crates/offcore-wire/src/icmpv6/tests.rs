@@ -115,7 +115,7 @@ fn echo_and_errors_are_read() {
     assert_eq!(read(2, 0, [0, 0, 5, 0]), "PacketTooBig { mtu: 1280, quoted: [96, 0, 0, 0] }");
     assert_eq!(read(3, 1, [0; 4]), "TimeExceeded { code: 1, quoted: [96, 0, 0, 0] }");
     assert_eq!(read(4, 1, [0, 0, 0, 40]), "ParameterProblem { code: 1, pointer: 40, quoted: [96, 0, 0, 0] }");
-    assert_eq!(read(134, 0, [64, 0, 0, 0]), "Other { kind: 134, code: 0 }");
+    assert_eq!(read(137, 0, [64, 0, 0, 0]), "Other { kind: 137, code: 0 }");
     for found in 0..HEADER_LEN {
         let error = WireError::TooShort { layer: Layer::Icmpv6, found, needed: HEADER_LEN };
         assert_eq!(Icmpv6::parse(&SOLICIT[..found]), Err(error));
@@ -196,13 +196,13 @@ proptest! {
     /// Types of neighbour and listener discovery before options that are often truncated.
     #[test]
     fn any_bytes_are_read(
-        kind in prop_oneof![Just(130u8), Just(131), Just(135), Just(136), any::<u8>()],
+        kind in prop_oneof![Just(130u8), Just(131), Just(134), Just(135), Just(136), any::<u8>()],
         code in 0..2u8,
         bytes in prop::collection::vec(prop_oneof![0..3u8, any::<u8>()], 0..120),
     ) {
         let message = [&[kind, code][..], &bytes].concat();
         let read = Icmpv6::parse(&message);
-        prop_assert!(read.is_ok() || message.len() < 8 || matches!(kind, 130 | 131 | 135 | 136));
+        prop_assert!(read.is_ok() || message.len() < 8 || matches!(kind, 130 | 131 | 134 | 135 | 136));
         prop_assert!(read.is_err() || !matches!(kind, 135 | 136) || (message.len() >= 24 && code == 0));
     }
 }
