@@ -55,7 +55,7 @@ fn programs_that_cannot_be_preloaded() {
     let unchanged = fs::read(&linked).unwrap();
     refused(
         &compiled(&dir, "static", &["-static"]),
-        &["static: statically linked, expected a program that is linked"],
+        &["static: statically linked, expected a program dynamically linked"],
     );
     refused(&compiled(&dir, "static-pie", &["-static-pie"]), &["statically linked"]);
 

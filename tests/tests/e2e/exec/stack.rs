@@ -262,7 +262,7 @@ fn programs_end_with_their_stack() {
     for server in [&mut server, &mut echoes] {
         let status = server.wait_for_exit(super::TIMEOUT).unwrap();
         assert_eq!(status.code(), Some(1), "{}", server.tail());
-        assert!(server.tail().contains("the program ends (--on-loss exit)"), "{}", server.tail());
+        assert!(server.tail().contains("the program exits (--on-loss exit)"), "{}", server.tail());
     }
 }
 
