@@ -364,8 +364,13 @@ static void shared(void)
     say("port-both", "%s", second >= 0 ? "bound" : error_name(errno));
     result("port-and-address", sharing(SO_REUSEADDR, at));
     close(first);
-    must("reply 1 5 1");
-    say("port-left", "%s", which(second, second));
+    const char *receiver = "none";
+    // A stack in another process learns of the close later: a datagram may still reach the closed socket.
+    for (int tries = 0; tries < 5 && !strcmp(receiver, "none"); tries++) {
+        must("reply 1 5 1");
+        receiver = which(second, second);
+    }
+    say("port-left", "%s", receiver);
     close(second);
     prefix("");
 }

@@ -333,7 +333,7 @@ impl Sender {
                 return Some(self.again(range));
             }
             self.watch_window(now);
-            if self.written - self.next() < self.mss.into() {
+            if self.written.saturating_sub(self.next()) < self.mss.into() {
                 self.recovery.lacks_data();
             }
             return self.recovery.next_probe().map(|range| self.again(range));
