@@ -79,11 +79,10 @@ impl Run {
             && same::<14, 2>(first, second);
         let mut timestamps = None;
         if header == TIMED {
-            let [layout, value, echo] = [20, 24, 28].map(|at| word(second, at));
-            if layout != u32::from_be_bytes(LAYOUT) {
+            if word(second, 20) != u32::from_be_bytes(LAYOUT) {
                 return None;
             }
-            timestamps = Some(Timestamps { value, echo });
+            timestamps = Some(Timestamps { value: word(second, 24), echo: word(second, 28) });
         }
         let payload_len = u32::try_from(total.checked_sub(header)?).ok()?;
         let (seq, ack, payload) = (word(second, 4), word(second, 8), (transport + header, payload_len));

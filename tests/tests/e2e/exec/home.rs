@@ -88,7 +88,10 @@ fn a_stack_makes_the_directory() {
         with_own_run(&dir, "exec \"$offcore\" tcp --port tap:t0,addr=10.78.0.2/24 --serve \"$dir/no/s\"");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("/no does not exist: create it, or choose another path") && !said.contains("Usage"), "{said}");
+    assert!(
+        said.contains("/no does not exist: create it, or choose another path") && !said.contains("Usage"),
+        "{said}"
+    );
     assert!(!dir.file("no").exists());
 }
 
