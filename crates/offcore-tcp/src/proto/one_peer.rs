@@ -20,9 +20,9 @@ impl Stack {
         }
     }
 
-    /// Connects a datagram socket: from now on it receives from `peer` only, and [`Event::Failed`] tells of errors by which
-    /// what it sends to `peer` is not delivered. `None` undoes it. What it has received before stays. It still sends to
-    /// whomever a datagram's header names.
+    /// Connects a datagram socket: from now on it receives from `peer` only, and
+    /// [`Event::Failed`](super::packet::Event::Failed) reports errors by which a datagram to `peer` was not delivered. `None`
+    /// undoes it. Data received before stays. A datagram's header can still name another destination.
     ///
     /// Returns our address from which datagrams to `peer` go, of no peer the one that the socket is bound to.
     ///
