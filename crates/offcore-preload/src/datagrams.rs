@@ -348,7 +348,7 @@ fn longest(peer: SocketAddr) -> usize {
     if peer.is_ipv4() { 65_507 } else { 65_527 }
 }
 
-/// Sends a datagram with this header. Its length is that of the buffers.
+/// Sends the buffers as one datagram with this header.
 ///
 /// # Safety
 /// The buffers can be read.

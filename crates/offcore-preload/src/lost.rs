@@ -23,7 +23,7 @@ static PLACES: AtomicPtr<Place> = AtomicPtr::new(ptr::null_mut());
 
 fn place(number: u32) -> Option<&'static Place> {
     let places = PLACES.load(Ordering::Acquire);
-    // SAFETY: there are so many places, which are atomics, zeros at first, and never unmapped.
+    // SAFETY: the mapping has SESSIONS places, all valid as zeros, and is never unmapped.
     (!places.is_null()).then(|| unsafe { &*places.add(number as usize % SESSIONS) })
 }
 

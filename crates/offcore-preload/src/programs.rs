@@ -1,6 +1,9 @@
 //! Executed programs into which this library is not loaded: statically linked ones, and others that the dynamic linker of glibc
 //! does not start. Their sockets are the kernel's. They are executed, since scripts use many that have no sockets. A line on the
 //! standard error of `offcore exec` names each file once in a process and its forked children.
+//!
+//! The check is written by hand: it runs between `vfork` and `execve`, where nothing may be allocated, and needs two tables of a file.
+//! `offcore exec` checks the program that it starts with the crate `object`, and in full.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};

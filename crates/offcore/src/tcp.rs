@@ -115,7 +115,7 @@ pub(crate) struct TcpArgs {
     #[arg(long, value_name = "MODE", value_parser = mode())]
     pub mode: Option<Mode>,
 
-    /// Adds a table of the connections to reports, 1000 at most
+    /// Adds a table of up to 1000 connections to reports
     #[arg(long)]
     pub connections: bool,
 

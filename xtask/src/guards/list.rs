@@ -130,7 +130,7 @@ pub(super) const LIST: &[Guard] = &[
         package: VHOST, executable: "control", test: "region_that_makes_no_sense_is_refused",
     },
     Guard {
-        name: "notes of what is in flight",
+        name: "records of copies in flight",
         file: "crates/offcore-ring/src/packed/device.rs",
         code: "                inflight.keep(self.next.after(ahead, size).index(size), entry.word.0);\n", without: "                let _ = (inflight, entry, size);\n",
         package: RING, executable: "--lib", test: "chains_in_flight_are_found_whenever_a_device_ends",

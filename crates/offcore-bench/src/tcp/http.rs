@@ -18,9 +18,9 @@
 //! the time of interrupts apart, `CONFIG_IRQ_TIME_ACCOUNTING`, it is in nobody's.)
 //!
 //! The kernel sends a file by reference (`sendfile`) and passes its packets over a veth pair by reference. Ours are copied
-//! into the FIFO, into packets and by the port into the kernel. With `read` nginx reads files itself, and the kernel, too,
-//! copies what it sends. nginx has Debian's configuration with another log and site: with `tcp_nopush` head and body are
-//! one packet. `push` is without it.
+//! into the FIFO, into packets and by the port into the kernel. With `read` nginx reads the files itself, and the kernel copies the
+//! data, too. nginx has Debian's configuration with another log and site: `tcp_nopush` puts head and body into one packet.
+//! `push` turns it off.
 
 mod load;
 mod server;

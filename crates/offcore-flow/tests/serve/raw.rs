@@ -58,7 +58,7 @@ fn raw_datagram_writes_reach_the_peer() {
     assert_eq!(raw(&end, &long), long.len());
     world.run(0.1);
     assert_eq!((world.app.counts().relayed, world.app.counts().unsent), (1422, 0));
-    // Without a peer there is no destination.
+    // An unconnected socket has no destination.
     let lone = process.open(&mut world, &bind(2, "10.0.0.1:53".parse().unwrap())).unwrap();
     assert_eq!(raw(&lone, b"lost"), 4);
     world.run(0.1);

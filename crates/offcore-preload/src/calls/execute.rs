@@ -11,7 +11,7 @@ use crate::sys::{self, Errno};
 
 type Strings = *const *const c_char;
 
-/// Returns the result of a function that sets `errno`, also if there is no memory for the environment.
+/// Converts a result to a return value, and sets `errno` on an error.
 fn executed(result: Result<c_int, Errno>) -> c_int {
     result.unwrap_or_else(|error| sys::returned_int(Err(error)))
 }

@@ -110,7 +110,7 @@ impl Kept {
         }
     }
 
-    /// Copies the options of another one.
+    /// Copies all options of `other`.
     pub fn inherit(&self, other: &Self) {
         for (to, from) in self.0.iter().zip(&other.0) {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);

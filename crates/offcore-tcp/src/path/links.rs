@@ -255,7 +255,7 @@ impl Links {
     }
 }
 
-/// A packet without payload; `None` if there is no buffer.
+/// Makes a packet of a control message. `None`: the pool has no buffer.
 #[inline]
 fn filled(cache: &mut PoolCache, control: &Control) -> Option<Packet> {
     let bytes = control.bytes();

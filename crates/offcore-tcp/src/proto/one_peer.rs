@@ -21,14 +21,13 @@ impl Stack {
     }
 
     /// Connects a datagram socket: from now on it receives from `peer` only, and
-    /// [`Event::Failed`](super::packet::Event::Failed) reports errors by which a datagram to `peer` was not delivered. `None`
-    /// undoes it. Data received before stays. A datagram's header can still name another destination.
+    /// [`Event::Failed`](super::packet::Event::Failed) reports ICMP errors about datagrams to `peer`. `None` disconnects it. Data received before stays. A datagram's header can still name another destination.
     ///
     /// Returns our address from which datagrams to `peer` go, of no peer the one that the socket is bound to.
     ///
     /// # Errors
-    /// [`CallError::Gone`]; those of [`source_to`](Self::source_to), with [`CallError::NoRoute`] also for a peer of another family
-    /// than the socket's bound address.
+    /// [`CallError::Gone`]; [`CallError::NoRoute`] if the peer and the bound address differ in their family; the errors of
+    /// [`source_to`](Self::source_to).
     pub fn connect_datagrams(
         &mut self,
         socket: ConnId,

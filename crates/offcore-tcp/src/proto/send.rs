@@ -434,7 +434,7 @@ impl Sender {
 
     /// Something may be due.
     pub(crate) fn timer(&mut self, now: u64) -> Due {
-        // When one of these timers expires for the first time, a timeout has already passed.
+        // A timer that expires for the first time was started one timeout ago.
         let since = now.saturating_sub(self.recovery.rto());
         if self.persist.is_some_and(|due| due <= now) {
             self.persist = None;

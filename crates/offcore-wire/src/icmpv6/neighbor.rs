@@ -126,30 +126,36 @@ impl Parts {
     }
 }
 
-/// The MAC address in the first option of type `wanted`, if there is one. All options are walked over; those of other
-/// types are left alone (4.6).
+/// The MAC address in the first option of type `wanted`, if the message has one. Options of other types are skipped (4.6).
 fn link(options: &[u8], wanted: u8) -> Result<Option<MacAddr>, WireError> {
-    let layer = Layer::Icmpv6;
-    let (mut units, tail) = options.as_chunks::<UNIT>();
-    let mut found = None;
-    while let [[kind, len, mac @ ..], ..] = units {
-        let len = usize::from(*len);
-        let max = if *kind == wanted { 1 } else { units.len() };
-        if !(1..=max).contains(&len) {
-            let (found, max) = (len * UNIT, max * UNIT);
-            return Err(WireError::OptionLength { layer, kind: *kind, found, min: UNIT, max });
-        }
-        if *kind == wanted {
-            found = found.or(Some(MacAddr(*mac)));
-        }
-        units = units.get(len..).unwrap_or_default();
-    }
-    match tail {
-        [] => Ok(found),
-        [kind, ..] => {
-            Err(WireError::OptionLength { layer, kind: *kind, found: tail.len(), min: UNIT, max: UNIT })
+    let mut link = None;
+    for option in walk(options) {
+        let option = option?;
+        if let [kind, _, mac @ ..] = option
+            && *kind == wanted
+        {
+            let (layer, kind, found) = (Layer::Icmpv6, *kind, option.len());
+            let wrong = WireError::OptionLength { layer, kind, found, min: UNIT, max: UNIT };
+            link = link.or(Some(MacAddr(mac.try_into().map_err(|_| wrong)?)));
         }
     }
+    Ok(link)
+}
+
+/// The options of a message, with type and length. The first option of a wrong length is an error and ends the walk.
+pub(super) fn walk(mut options: &[u8]) -> impl Iterator<Item = Result<&[u8], WireError>> {
+    std::iter::from_fn(move || {
+        let kind = *options.first()?;
+        let (found, max) = match options.first_chunk::<UNIT>() {
+            Some([_, units, ..]) => (usize::from(*units) * UNIT, options.len() / UNIT * UNIT),
+            None => (options.len(), UNIT),
+        };
+        let fits = (UNIT..=max).contains(&found);
+        let (option, rest) = options.split_at(if fits { found } else { options.len() });
+        options = rest;
+        let error = WireError::OptionLength { layer: Layer::Icmpv6, kind, found, min: UNIT, max };
+        Some(if fits { Ok(option) } else { Err(error) })
+    })
 }
 
 fn write(

@@ -10,7 +10,7 @@ use crate::{
     icmp::field,
 };
 
-use super::neighbor::{SOURCE_LINK, UNIT, pseudo};
+use super::neighbor::{SOURCE_LINK, UNIT, pseudo, walk};
 
 /// Type: a router solicitation.
 pub const SOLICIT: u8 = 133;
@@ -24,7 +24,6 @@ pub const SOLICIT_LEN: usize = 16;
 const HEAD_LEN: usize = 16;
 
 /// Offsets of the fields of an advertisement (4.2).
-const HOPS: usize = 4;
 const FLAGS: usize = 5;
 const LIFETIME: usize = 6;
 
@@ -66,8 +65,6 @@ pub enum Preference {
 /// A router advertisement (4.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouterAdvert<'a> {
-    /// The hop limit that hosts should use; 0 for none.
-    pub hops: u8,
     /// Seconds that the sender is a default router; 0 when it is none.
     pub lifetime: u16,
     pub preference: Preference,
@@ -118,36 +115,18 @@ impl<'a> RouterAdvert<'a> {
             let found = head[field::CODE].into();
             return Err(WireError::Field { layer, field: "code", found, expected: 0 });
         }
-        let mut rest = options;
-        while let [kind, len, ..] = *rest {
-            let len = usize::from(len) * UNIT;
-            let max = rest.len();
-            if !(UNIT..=max).contains(&len) {
-                return Err(WireError::OptionLength { layer, kind, found: len, min: UNIT, max });
-            }
-            rest = rest.get(len..).unwrap_or_default();
-        }
-        if let [kind] = *rest {
-            return Err(WireError::OptionLength { layer, kind, found: 1, min: UNIT, max: UNIT });
-        }
+        walk(options).try_for_each(|option| option.map(drop))?;
         let preference = match head[FLAGS] >> 3 & 3 {
             1 => Preference::High,
             3 => Preference::Low,
             _ => Preference::Medium,
         };
-        Ok(Self { hops: head[HOPS], lifetime: be16(head, LIFETIME), preference, options })
+        Ok(Self { lifetime: be16(head, LIFETIME), preference, options })
     }
 
     /// The options that [`RouterOption`] has. Options of a wrong length are skipped.
     pub fn options(&self) -> impl Iterator<Item = RouterOption<'a>> + use<'a> {
-        let mut rest = self.options;
-        let all = std::iter::from_fn(move || {
-            let len = usize::from(*rest.get(1)?) * UNIT;
-            let (option, tail) = rest.split_at_checked(len.max(UNIT))?;
-            rest = tail;
-            Some(option)
-        });
-        all.filter_map(RouterOption::parse)
+        walk(self.options).map_while(Result::ok).filter_map(RouterOption::parse)
     }
 }
 
@@ -202,7 +181,7 @@ mod tests {
     #[test]
     fn advertisement_is_read() {
         let Ok(Icmpv6::RouterAdvert(advert)) = Icmpv6::parse(&HEAD) else { panic!() };
-        assert_eq!((advert.hops, advert.lifetime, advert.preference), (64, 1800, Preference::High));
+        assert_eq!((advert.lifetime, advert.preference), (1800, Preference::High));
         let mut prefix = [0; 32];
         prefix[..4].copy_from_slice(&[3, 4, 64, 0xc0]);
         prefix[4..12].copy_from_slice(&[0, 0, 0x0e, 0x10, 0, 0, 0x07, 0x08]);

@@ -48,8 +48,8 @@ impl Stack {
         let offer = self.cookies.check(&key, iss, irs, echo, now);
         // A SYN-ACK does not return a cookie.
         let Some(offer) = offer.filter(|_| !segment.has(TcpFlags::SYN)) else {
-            // Only a segment at the start of the stream can return a cookie. This may be a later one of a connection whose first
-            // segments were lost or dropped: the peer retransmits them, unless a reset ends the connection.
+            // Only the first segment of a stream returns a cookie. If this is a later segment, the peer retransmits the first one,
+            // unless a reset ends the connection.
             if self.cookies.are_out(now) && segment.seq_len() > 0 && !segment.has(TcpFlags::SYN) {
                 return Err(DropReason::Backlog);
             }
