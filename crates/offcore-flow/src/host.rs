@@ -227,6 +227,7 @@ impl Host {
         }
         ctx.clock.lap(if received > 0 { Stage::Application } else { Stage::Idle });
         self.path.turn(ctx, now, BURST);
+        received += self.path.loop_back(ctx, now);
         if self.tell(now) {
             ctx.clock.lap(Stage::Application);
         }
@@ -299,6 +300,7 @@ impl Host {
             port.tx.stop(ctx);
             self.ending.extend(port.spread.map(|spread| spread.end(ctx)).into_iter().flatten());
         }
+        self.path.drop_looped(ctx.cache);
         let mut burst = Burst::new();
         let mut left = 0;
         for ring in &mut self.ending {

@@ -226,7 +226,7 @@ pub(crate) fn ask_session(
 pub(crate) enum Decided {
     /// This call uses the kernel.
     Kernel,
-    /// This call uses the kernel's loopback: the destination is the stack's own address.
+    /// This call uses the kernel's loopback: the destination is an address of the stack without a server on the stack.
     Loopback(SocketAddr),
     Session(Session),
 }

@@ -74,7 +74,7 @@ pub enum Call {
     /// [`ONLY_V6`] in `value`, too. For datagrams `remote` is an optional first destination: then it fails like [`Call::Connect`].
     Bind = 2,
     /// A connection to `remote`: of session `number`, or of a new one where that is [`NONE`], from `local` if there is one.
-    /// `EOPNOTSUPP`: that is an address of the stack's own.
+    /// `EOPNOTSUPP`: an address of the stack without a server on the stack.
     ///
     /// For datagrams (`value` selects them for a new session, as in [`Call::Bind`]): sets or removes the peer.
     /// `local` is the unspecified address of the socket's family: the local address of an unbound socket without a peer.

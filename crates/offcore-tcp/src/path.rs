@@ -212,6 +212,38 @@ impl Path {
         }
     }
 
+    /// Adds the [loopback interface](Stack::add_loopback), after all interfaces of ports.
+    pub fn add_loopback(&mut self) {
+        let iface = self.stack.add_loopback();
+        self.links.loopback = Some(iface);
+        self.set_link(
+            iface,
+            Offloads { checksum: true, tso4: true, tso6: true, ..Offloads::default() },
+            true,
+        );
+    }
+
+    /// Receives a burst of the packets that the host has sent to itself. Returns their number, and at least 1 if packets are left.
+    pub fn loop_back(&mut self, ctx: &mut Context<'_>, now: u64) -> usize {
+        let Some(iface) = self.links.loopback else { return 0 };
+        let is_open = self.is_open();
+        let queue = &mut self.links.get(iface).queue;
+        if queue.is_empty() || !is_open {
+            return usize::from(!queue.is_empty());
+        }
+        let count = queue.len().min(BURST);
+        let mut burst: Burst = queue.drain(..count).collect();
+        self.receive(ctx, now, iface, &mut burst);
+        count
+    }
+
+    /// Frees the packets that the host has sent to itself and not received.
+    pub fn drop_looped(&mut self, cache: &mut PoolCache) {
+        if let Some(iface) = self.links.loopback {
+            cache.free_all(self.links.get(iface).queue.drain(..));
+        }
+    }
+
     /// Whether packets may be given to [`receive`](Self::receive): not while copies of earlier ones wait for room, or hold
     /// their share of the buffers.
     pub fn is_open(&self) -> bool {

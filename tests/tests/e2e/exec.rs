@@ -6,6 +6,7 @@ mod explain;
 mod home;
 mod iperf;
 mod load;
+mod loopback;
 mod names;
 mod network;
 mod nginx;

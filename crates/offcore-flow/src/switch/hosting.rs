@@ -167,6 +167,7 @@ impl Assembly<'_> {
                 (service.open(*port).or_else(|error| Field::Service.refuse(error.to_string()))?, tx)
             }
             Hosted::Others(config) => {
+                path.add_loopback();
                 let name = format!("lcore{}/tcp_serve", self.config.lcores[worker]);
                 let stats = self.page.block(&name, &ServeCounts::NAMES)?;
                 let serve = Serve::open(config.clone(), stats);

@@ -60,6 +60,8 @@ struct Waiting {
 #[derive(Debug)]
 pub(super) struct Links {
     links: Vec<Link>,
+    /// The loopback interface.
+    pub(super) loopback: Option<u8>,
     pool: &'static Pool,
     /// The oldest first.
     waiting: VecDeque<Waiting>,
@@ -74,13 +76,15 @@ impl Links {
     /// Of a worker whose part of the pool is so many buffers.
     pub(super) fn new(pool: &'static Pool, part: usize) -> Self {
         let (looked, stats) = ((0, 0), PathStats::default());
-        Self { links: Vec::new(), pool, waiting: VecDeque::new(), looked, stats, part }
+        Self { links: Vec::new(), loopback: None, pool, waiting: VecDeque::new(), looked, stats, part }
     }
 
     /// Buffers that wait for the port which has the fewest. It is what plans of packets are to wait for: more would have all
     /// ports wait for one.
     pub(super) fn fewest_queued(&self) -> usize {
-        self.links.iter().map(|link| link.queue.buffers()).min().unwrap_or(0)
+        let links = self.links.iter().enumerate();
+        let ports = links.filter(|(iface, _)| self.loopback.map(usize::from) != Some(*iface));
+        ports.map(|(_, link)| link.queue.buffers()).min().unwrap_or(0)
     }
 
     /// Whether a queue of so many buffers has more than all queues leave free.

@@ -74,7 +74,7 @@ impl Net {
     #[cold]
     fn find_way(&self, tcb: &mut Tcb) -> bool {
         let (local, remote) = (tcb.key.local().ip(), tcb.key.remote().ip());
-        if !self.ifaces.iter().any(|iface| iface.owns(local)) {
+        if !self.owns(local) {
             return false;
         }
         let Some(way) = self.way(remote) else { return false };

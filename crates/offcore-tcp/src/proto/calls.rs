@@ -143,7 +143,7 @@ impl Stack {
             if !self.net.has(from.ip()) {
                 return Err(CallError::NotOurs);
             }
-            if !self.net.ifaces.iter().any(|iface| iface.owns(from.ip())) {
+            if !self.net.owns(from.ip()) {
                 return Err(CallError::Tentative);
             }
             way.source = from.ip();
@@ -189,7 +189,10 @@ impl Stack {
             };
         }
         let by = |port| flow.with_ports(port, flow.remote_port());
-        let port = ports.select(&flow, |port| !steering.is_ours(&by(port)) || taken(&by(port)));
+        // A connection from the host's own server port to that port would meet itself.
+        let is_itself = |key: FlowKey| key.local() == key.remote();
+        let port = ports
+            .select(&flow, |port| !steering.is_ours(&by(port)) || taken(&by(port)) || is_itself(by(port)));
         port.map(by).ok_or(CallError::NoPort)
     }
 

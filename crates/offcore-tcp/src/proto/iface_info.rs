@@ -32,9 +32,11 @@ pub struct AddressInfo {
 }
 
 impl Stack {
-    /// The configuration of each interface.
+    /// The configuration of each interface, without the loopback interface.
     pub fn interfaces(&self, now: u64) -> Vec<IfaceInfo> {
-        self.net.ifaces.iter().enumerate().map(|(number, iface)| self.interface(now, number, iface)).collect()
+        let ports = self.net.ifaces.iter().enumerate();
+        let ports = ports.filter(|(number, _)| self.net.loopback.map(usize::from) != Some(*number));
+        ports.map(|(number, iface)| self.interface(now, number, iface)).collect()
     }
 
     fn interface(&self, now: u64, number: usize, iface: &Iface) -> IfaceInfo {

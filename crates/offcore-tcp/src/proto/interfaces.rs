@@ -1,10 +1,18 @@
 //! Calls about a stack's interfaces: their addresses, their MTU and their multicast groups.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
+use super::addr::any_like;
 use super::call_error::CallError;
+use super::iface::{Iface, IfaceConfig};
+use super::net::NO_STATION;
 use super::packet::DropReason;
 use super::stack::Stack;
+
+/// The MTU of the loopback interface in bytes. Its segments are longer: it has segmentation offload.
+const LOOPBACK_MTU: u16 = 1500;
+/// The index of the loopback interface that applications see, as on Linux.
+const LOOPBACK_INDEX: u32 = 1;
 
 impl Stack {
     /// Probes the IPv4 addresses of a new interface before they are used: another host may have them
@@ -38,6 +46,30 @@ impl Stack {
             Some(mtu) if mtu < before => self.cut_segments_by(iface, mtu),
             _ => {}
         }
+    }
+
+    /// Adds the loopback interface: packets to the host's own addresses come back to it. Returns its number.
+    pub fn add_loopback(&mut self) -> u8 {
+        let (addresses, routes) = (Vec::new(), Vec::new());
+        let config = IfaceConfig { mac: NO_STATION, mtu: LOOPBACK_MTU, addresses, routes };
+        let mut iface = Iface::new(&config, self.net.seed);
+        iface.index = LOOPBACK_INDEX;
+        let number = self.net.ifaces.len() as u8;
+        self.net.ifaces.push(iface);
+        self.net.loopback = Some(number);
+        number
+    }
+
+    /// Whether this stack listens at its own address `to`, and can connect to it.
+    pub fn reaches_listener(&self, to: SocketAddr) -> bool {
+        let found = || self.listeners.find(to.ip(), to.port(), |_| 0);
+        self.net.loopback.is_some() && self.net.owns(to.ip()) && found().is_some()
+    }
+
+    /// Whether this stack has a datagram socket at its own address `to` that accepts datagrams from any peer.
+    pub fn reaches_socket(&self, to: SocketAddr) -> bool {
+        let any = SocketAddr::new(any_like(to.ip()), 0);
+        self.net.loopback.is_some() && self.net.owns(to.ip()) && self.socket_of(to, any).is_some()
     }
 
     /// Counts packets of other VLANs, which are dropped before they reach the stack.

@@ -21,10 +21,14 @@ use super::tcb::{Link, Tcb};
 pub(super) const DETECTION: u64 = 1_000_000;
 /// How long the station of a connection's next hop is used without asking the cache.
 const LINK_AGE: u64 = 1_000_000;
+/// The Ethernet address of the loopback interface, as on Linux.
+pub(super) const NO_STATION: MacAddr = MacAddr([0; 6]);
 /// Interfaces and neighbours.
 #[derive(Debug)]
 pub(crate) struct Net {
     pub ifaces: Vec<Iface>,
+    /// The interface that returns packets to the host itself.
+    pub(super) loopback: Option<u8>,
     pub neighbours: Neighbours,
     pub paths: PathMtus,
     /// DHCP clients of interfaces.
@@ -46,6 +50,7 @@ impl Net {
     pub(crate) fn new(neighbours: usize, share: Share, seed: u64) -> Self {
         Self {
             ifaces: Vec::new(),
+            loopback: None,
             neighbours: Neighbours::new(neighbours),
             paths: PathMtus::default(),
             clients: Vec::new(),
@@ -131,7 +136,7 @@ impl Net {
         write: impl FnOnce(&mut [u8; HEAD], &Envelope) -> usize,
     ) {
         // The address may have gone.
-        if self.routes != 0 && !self.ifaces.iter().any(|iface| iface.owns(envelope.src)) {
+        if self.routes != 0 && !self.owns(envelope.src) {
             return;
         }
         let who = (route.iface, route.next_hop);
@@ -145,9 +150,17 @@ impl Net {
         }
     }
 
-    /// The way to `to`, from `from` when that is given.
+    /// The route to `to`. Own addresses are reached by the loopback interface, if there is one.
     pub(crate) fn way(&self, to: IpAddr) -> Option<Way> {
-        way(&self.ifaces, to)
+        match self.loopback.filter(|_| self.owns(to)) {
+            Some(iface) => Some(Way { iface, next_hop: to, source: to }),
+            None => way(&self.ifaces, to),
+        }
+    }
+
+    /// Whether an interface has `address` and may use it.
+    pub(crate) fn owns(&self, address: IpAddr) -> bool {
+        self.ifaces.iter().any(|iface| iface.owns(address))
     }
 
     /// Whether there will be a way to `to`.
@@ -168,6 +181,9 @@ impl Net {
 
     /// The station of a neighbour; it is asked for when it is not known.
     pub(crate) fn station(&mut self, now: u64, who: Who, out: &mut Out) -> Option<MacAddr> {
+        if Some(who.0) == self.loopback {
+            return Some(NO_STATION);
+        }
         let mut question = None;
         let station = self.neighbours.resolve(now, who, |ask| question = Some(ask));
         if let Some(ask) = question {

@@ -218,7 +218,7 @@ impl Stack {
             }
         }
         let here = self.net.ifaces.get(usize::from(iface)).ok_or(DropReason::NotForUs)?;
-        let to_us = here.owns(ip.dst);
+        let to_us = here.owns(ip.dst) || self.net.loopback == Some(iface) && self.net.owns(ip.dst);
         let to_station = ip.dst_mac == here.mac;
         let to_many = here.is_in_group(ip.dst) || ip.protocol == IpProtocol::UDP && here.is_broadcast(ip.dst);
         if !to_station && !ip.dst_mac.is_multicast() || !to_us && !to_many {

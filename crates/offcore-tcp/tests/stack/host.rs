@@ -176,6 +176,10 @@ impl Host {
 
     /// Frames have come.
     pub(crate) fn receive(&mut self, now: u64, frames: &mut [Vec<u8>]) {
+        self.receive_by(0, now, frames);
+    }
+
+    pub(crate) fn receive_by(&mut self, iface: u8, now: u64, frames: &mut [Vec<u8>]) {
         let verified = self.verified;
         let mut packets: Vec<RxSeg<'_>> = frames
             .iter_mut()
@@ -188,7 +192,7 @@ impl Host {
                 RxSeg { head, len: len as u32, checksum }
             })
             .collect();
-        self.stack.rx(now, 0, &mut packets, &mut self.out);
+        self.stack.rx(now, iface, &mut packets, &mut self.out);
         let verdicts = std::mem::take(&mut self.out.verdicts);
         let mut places = std::mem::take(&mut self.out.places).into_iter();
         assert_eq!(verdicts.len(), frames.len());

@@ -12,6 +12,7 @@ mod foreign;
 mod frame;
 mod host;
 mod hostile;
+mod loopback;
 mod options;
 mod paths;
 #[path = "../../../../fuzz/replay.rs"]

@@ -48,7 +48,7 @@ fn decisions_are_told_with_reasons() {
     let script = format!(
         "a = listen(('0.0.0.0', 9000)); b = listen(('127.0.0.1', 9001)); c = listen(('{ours}', 9002))
 d = listen(('{KERNEL}', 9003))
-go(('127.0.0.1', 9001)); go(('{KERNEL}', 9003)); go(('{ours}', 9000)); go(('10.77.0.9', 80)); go(('192.0.2.1', 80))
+go(('127.0.0.1', 9001)); go(('{KERNEL}', 9003)); go(('{ours}', 9000)); go(('{ours}', 9009)); go(('10.77.0.9', 80)); go(('192.0.2.1', 80))
 u = udp(); u.bind(('0.0.0.0', 5300)); v = udp(); v.sendto(b'x', ('10.77.0.9', 53))
 w = udp(); w.bind(('{ours}', 5301))"
     );
@@ -60,7 +60,8 @@ w = udp(); w.bind(('{ours}', 5301))"
         &format!("bind tcp {KERNEL}:9003: kernel (an address of the kernel)"),
         "connect tcp 127.0.0.1:9001: kernel (loopback, multicast or broadcast)",
         &format!("connect tcp {KERNEL}:9003: kernel (an address of the kernel)"),
-        &format!("connect tcp {ours}:9000: kernel (by loopback: an address of the stack)"),
+        &format!("connect tcp {ours}:9000: stack"),
+        &format!("connect tcp {ours}:9009: kernel (by loopback: an address of the stack)"),
         "connect tcp 10.77.0.9:80: stack",
         "connect tcp 192.0.2.1:80: kernel (the stack has no route)",
         "bind udp 0.0.0.0:5300: kernel (until it sends: no --only rule matches)",

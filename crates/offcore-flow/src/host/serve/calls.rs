@@ -286,8 +286,12 @@ impl Serve {
         }
         let to = question.remote.ok_or(Errno::INVAL)?;
         if question.number == NONE {
-            // Nothing that is sent to an address of ours comes back: the kernel connects programs of this machine.
-            if calls.stack.has_address(to.ip()) {
+            // A server of this machine that is not on the stack is reached by the kernel's loopback.
+            let is_here = match kind(question) {
+                DATAGRAM => calls.stack.reaches_socket(to),
+                _ => calls.stack.reaches_listener(to),
+            };
+            if calls.stack.has_address(to.ip()) && !is_here {
                 return Err(Errno::OPNOTSUPP);
             }
             let from = question.local.map_or(0, |local| local.port());

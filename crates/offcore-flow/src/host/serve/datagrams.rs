@@ -60,9 +60,6 @@ impl Serve {
         calls: &mut Calls<'_>,
     ) -> Result<Reply, Errno> {
         let peer = question.remote;
-        if peer.is_some_and(|peer| calls.stack.has_address(peer.ip())) {
-            return Err(Errno::OPNOTSUPP);
-        }
         let source = calls.stack.connect_datagrams(conn, peer).map_err(errno)?;
         let port = calls.stack.datagram_address(conn).map_or(0, |(_, port)| port);
         let any = question.local.map(|local| local.ip()).filter(IpAddr::is_unspecified);

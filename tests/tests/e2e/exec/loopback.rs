@@ -1,0 +1,107 @@
+//! Programs that reach each other by the stack's own addresses.
+//!
+//! The clients run in another namespace, so that the kernel's loopback does not reach the servers.
+
+use offcore_bench::peer::process::Process;
+use peers::{Need, one_core, require};
+
+use super::{NEEDS, STACK, Stage, TIMEOUT};
+
+fn needs() -> Option<()> {
+    require(&[&NEEDS[..], &[Need::Python]].concat())
+}
+
+/// Echoes streams and datagrams; the argument is its address.
+const SERVER: &str = "
+import asyncio, sys
+async def echo(reader, writer):
+    assert writer.get_extra_info('peername')[0] == sys.argv[1]
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+class Datagrams(asyncio.DatagramProtocol):
+    def connection_made(self, transport): self.transport = transport
+    def datagram_received(self, data, peer): self.transport.sendto(data[::-1], peer)
+async def main():
+    await asyncio.get_running_loop().create_datagram_endpoint(Datagrams, (sys.argv[1], 7))
+    server = await asyncio.start_server(echo, sys.argv[1], 7)
+    print('ready', flush=True)
+    await server.serve_forever()
+asyncio.run(main())
+";
+
+const CLIENT: &str = "
+import asyncio, os, socket, sys
+address = sys.argv[1]
+async def one(size):
+    reader, writer = await asyncio.open_connection(address, 7)
+    assert writer.get_extra_info('sockname')[0] == address
+    assert writer.get_extra_info('peername')[:2] == (address, 7)
+    data = os.urandom(size)
+    async def send():
+        writer.write(data)
+        await writer.drain()
+        writer.write_eof()
+    sending = asyncio.create_task(send())
+    assert await reader.read(-1) == data
+    await sending
+    writer.close()
+async def main():
+    await asyncio.gather(*(one(100000 * n) for n in range(10)))
+asyncio.run(main())
+family = socket.AF_INET6 if ':' in address else socket.AF_INET
+connected, bound = [socket.socket(family, socket.SOCK_DGRAM) for _ in range(2)]
+connected.connect((address, 7))
+bound.bind((address, 0))
+for u in connected, bound: u.settimeout(20)
+for size in 1, 1472, 20000:
+    data = os.urandom(size)
+    connected.send(data)
+    assert connected.recv(65536) == data[::-1]
+    bound.sendto(data, (address, 7))
+    answer, peer = bound.recvfrom(65536)
+    assert answer == data[::-1] and peer[:2] == (address, 7)
+# Neither a listener nor a socket has this port.
+bound.connect((address, 9))
+bound.send(b'x')
+try:
+    bound.recv(1)
+    assert False
+except ConnectionRefusedError:
+    pass
+print('all')
+";
+
+#[test]
+fn servers_at_own_addresses() {
+    let Some(()) = needs() else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let [server, client] =
+        [("server.py", SERVER), ("client.py", CLIENT)].map(|(name, text)| stage.write(name, text));
+    for address in STACK {
+        let mut server: Process = stage.start(&["python3", &server, address]);
+        server.wait_for(0, TIMEOUT, "the server", |text| text.contains("ready").then_some(())).unwrap();
+        assert_eq!(stage.run_apart(&["python3", &client, address]), "all\n", "{}", server.tail());
+    }
+    stage.stop();
+}
+
+/// A wildcard listener sees the client's real address.
+#[test]
+fn wildcard_listeners_see_the_address() {
+    let Some(()) = needs() else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let script = "import socket, sys
+s = socket.create_server(('0.0.0.0', 9000)); print('ready', flush=True)
+print(s.accept()[1][0], flush=True)";
+    let mut server = stage.start(&["python3", "-c", script]);
+    server.wait_for(0, TIMEOUT, "the server", |text| text.contains("ready").then_some(())).unwrap();
+    let connect =
+        format!("import socket; s = socket.create_connection(('{}', 9000), 20); s.recv(1)", STACK[0]);
+    stage.run_apart(&["python3", "-c", &connect]);
+    assert_eq!(super::finish(server), format!("ready\n{}\n", STACK[0]));
+    stage.stop();
+}
