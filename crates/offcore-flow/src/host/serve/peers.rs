@@ -37,6 +37,9 @@ const ANSWER: usize = 16;
 const DUMPED: usize = 32 << 10;
 /// Sockets that are asked for one by one, at most.
 const FEW: usize = 3;
+/// The time from a question to the kernel's being asked. A program that shuts a connection down closes it at once, so one
+/// question for all of that time is enough, and most of them find that the other end is gone.
+const COLLECTED: Duration = Duration::from_millis(2);
 /// How often a socket to ask by is tried to be made, and after how long again.
 const TRIES: usize = 100;
 const AGAIN: Duration = Duration::from_millis(10);
@@ -125,6 +128,7 @@ impl Peers {
     fn run(&self, user: u32, asked: Vec<Asked>, errands: &mut Errands) {
         let (to, told) = (self.to.clone(), Arc::clone(&self.told));
         errands.run(user, move || {
+            sleep(COLLECTED);
             let inodes: Vec<_> = asked.iter().map(|(_, inode)| *inode).collect();
             let lives = all_live(&inodes);
             for ((key, _), lives) in asked.into_iter().zip(lives) {
