@@ -9,11 +9,12 @@
 //! * `acceptor`: connections of the kernel's listeners, `errands`: what else may have to wait for an application,
 //! * `session`: what a session's application wants, and is told, and `turns`: whose is looked at; `listening`: connections that
 //!   come,
+//! * `awake`: applications whose marks a round reads,
 //! * `waking`: what it takes to tell it, `raw`: what is written to a session without the library,
 //! * `pair`: both ends of a session, `peers`: whether the other one is there, `wire`: messages, `key`: what the kernel tells of.
 //!
 //! A worker that is busy makes no system call for this in a round in which nobody asks for anything: marks are words in
-//! shared memory, and the kernel is asked once a millisecond what else there is.
+//! shared memory, and the kernel is asked once a millisecond what else there is; ten times as often while applications are asleep.
 //!
 //! **What an application can do to others** is to take its user's part of the worker's time: of what it wants a bounded number of
 //! things is done in a round. Else nothing: it has memory of its own, indices that mean nothing reset its session, a message that means
@@ -24,6 +25,7 @@ mod acceptor;
 mod addresses;
 mod application;
 mod attach;
+mod awake;
 mod calls;
 mod counts;
 mod datagrams;
@@ -59,6 +61,7 @@ use crate::host::{App, Calls};
 use crate::worker::task::Wakes;
 use acceptor::Acceptor;
 use application::{Application, Queue};
+use awake::Awake;
 use counts::Seldom;
 pub use counts::ServeCounts;
 use door::{Door, LONGEST};
@@ -73,6 +76,8 @@ use waking::Waking;
 
 /// How often the kernel is asked what there is, in microseconds.
 const LOOK: u64 = 1000;
+/// The same while applications are asleep: they tell only the kernel of their marks.
+const LOOK_ASLEEP: u64 = 100;
 /// How long programs wait for the host's addresses, in microseconds after its start: a DHCP server is asked three times until
 /// then. Later they begin, and `connect` fails with `ENETUNREACH` until there is an address.
 const ADDRESS_WAIT: u64 = 20_000_000;
@@ -141,6 +146,9 @@ pub struct Serve {
     peers: Peers,
     watch: Watch,
     apps: Vec<Option<Box<Application>>>,
+    /// Those whose marks are read in each round, and numbers by what the stack names applications.
+    awake: Awake,
+    by_id: HashMap<AppId, usize>,
     /// Sessions by connection or datagram socket, and by listener: application and number.
     by_conn: HashMap<ConnId, (usize, u32)>,
     by_listener: HashMap<u32, (usize, u32)>,
@@ -218,6 +226,8 @@ impl Serve {
             peers,
             watch,
             apps: Vec::new(),
+            awake: Awake::default(),
+            by_id: HashMap::new(),
             by_conn: HashMap::new(),
             by_listener: HashMap::new(),
             guests: VecDeque::new(),
@@ -256,7 +266,8 @@ impl Serve {
         let (processes, sessions) = apps.clone().fold((0, 0), |(processes, sessions), app| {
             (processes + app.living() as u64, sessions + app.len() as u64)
         });
-        ServeCounts { applications: apps.count() as u64, processes, sessions, ..self.counts }
+        let (applications, awake) = (apps.count() as u64, self.awake.len() as u64);
+        ServeCounts { applications, processes, sessions, awake, ..self.counts }
     }
 
     /// A generation that nothing has had for long; never 0.
@@ -278,7 +289,8 @@ impl Serve {
         self.watch.take(&mut events);
         self.looked = calls.now;
         self.look = events.len() >= AT_ONCE;
-        for application in self.apps.iter_mut().flatten() {
+        for app in self.awake.iter() {
+            let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { continue };
             application.talking.come_due();
             application.raws.come_due();
         }
@@ -293,7 +305,10 @@ impl Serve {
                 Source::Guest => self.hear_guest(key, calls),
                 Source::Channel => self.has_said(key, Queue::push),
                 Source::Process => self.process_ended(app, key.number, key.generation, calls),
-                Source::Event => self.counts.woken += 1,
+                Source::Event => {
+                    self.counts.woken += 1;
+                    self.rouse(app);
+                }
                 Source::Kernel => self.kernels_come(app, calls),
                 Source::Memory => self.memory_comes(calls),
                 // What has come since is taken in the next round.
@@ -350,13 +365,15 @@ impl Serve {
 
     /// Does what applications need in each round.
     fn tend_applications(&mut self, calls: &mut Calls<'_>) {
-        for app in 0..self.apps.len() {
-            self.ask_for_memory(app, calls);
-        }
-        let Self { apps, errands, ending, feed, .. } = self;
+        self.ask_for_memory(calls);
+        self.fall_asleep(calls.now);
+        let Self { apps, awake, errands, ending, feed, .. } = self;
         feed.unmap(errands);
-        for acceptor in apps.iter_mut().flatten().filter_map(|app| app.acceptor.as_mut()) {
-            acceptor.hurry(calls.now, errands);
+        for app in awake.iter() {
+            let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+            if let Some(acceptor) = application.and_then(|app| app.acceptor.as_mut()) {
+                acceptor.hurry(calls.now, errands);
+            }
         }
         let ended: Vec<_> = ending.extract_if(.., |acceptor| acceptor.end(calls.now, errands)).collect();
         for acceptor in ended {
@@ -413,11 +430,9 @@ impl App for Serve {
         if !self.announced.is_empty() {
             self.announce(calls);
         }
-        for application in self.apps.iter_mut().flatten() {
-            application.take_marks();
-            self.look |= application.shared.control().take_look();
-        }
-        if self.look || calls.now >= self.looked + LOOK {
+        self.take_marks(calls.now);
+        let often = if self.awake.all_are() { LOOK } else { LOOK_ASLEEP };
+        if self.look || calls.now >= self.looked + often {
             self.tend(calls);
         }
         self.behind = self.work_some(calls) || !self.announced.is_empty();
@@ -448,16 +463,16 @@ impl App for Serve {
 
 impl Wakes for Serve {
     fn arm(&mut self) -> Wake<'_> {
-        let asked = self.apps.iter().flatten().any(|app| !app.talking.is_empty());
-        let busy = self.look || self.behind || asked || !self.talking.is_empty();
-        // All of them: who marks a session after this wakes the worker.
-        let marked = self.apps.iter().flatten().fold(busy, |any, app| app.shared.control().arm() | any);
+        let busy = self.look || self.behind || !self.talking.is_empty();
+        // All that are awake: who marks a session after this wakes the worker.
+        let awake = self.awake.iter().filter_map(|app| self.apps.get(app)?.as_deref());
+        let marked = awake.fold(busy, |any, app| app.shared.control().arm() | !app.talking.is_empty() | any);
         if marked { Wake::Now } else { Wake::Event(self.watch.as_fd()) }
     }
 
     fn disarm(&mut self) {
         self.look = true;
-        for app in self.apps.iter().flatten() {
+        for app in self.awake.iter().filter_map(|app| self.apps.get(app)?.as_deref()) {
             app.shared.control().disarm();
         }
     }

@@ -1,6 +1,7 @@
 //! Applications in other processes: what their ends of sessions show, and what becomes of them.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod awake;
 mod calls;
 mod datagrams;
 mod kernels;

@@ -16,9 +16,9 @@ impl Stack {
         self.arenas.add(memory)
     }
 
-    /// What the memory of an application of another process needs more of, if it does.
-    pub fn wanted_memory(&self, app: AppId) -> Option<Wanted> {
-        self.arenas.wanted(app)
+    /// The applications of other processes whose memory needs more, and what.
+    pub fn wanted_memory(&self) -> impl Iterator<Item = (AppId, Wanted)> {
+        self.arenas.wanted()
     }
 
     /// Adds memory that was [wanted](Self::wanted_memory). `None`: the system has none, and is not asked again. What is not

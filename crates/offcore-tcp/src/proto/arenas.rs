@@ -30,6 +30,8 @@ pub(super) struct App {
     grown_out: bool,
     /// Who has added it gives it more memory.
     fed: bool,
+    /// Whether it is in the list [`Arenas::changed`].
+    changed: bool,
 }
 
 impl App {
@@ -43,6 +45,7 @@ impl App {
             gone: false,
             grown_out: false,
             fed,
+            changed: true,
         })
     }
 
@@ -71,12 +74,14 @@ impl App {
 #[derive(Debug)]
 pub(super) struct Arenas {
     apps: Vec<Option<Box<App>>>,
+    /// Applications whose memory has changed or is short.
+    changed: Vec<usize>,
 }
 
 impl Arenas {
     /// With `memory` bytes, at most, for the stack's own process.
     pub(super) fn new(memory: usize) -> Result<Self, MemoryError> {
-        Ok(Self { apps: vec![Some(App::new(memory::arena(memory)?, false))] })
+        Ok(Self { apps: vec![Some(App::new(memory::arena(memory)?, false))], changed: vec![0] })
     }
 
     /// Adds an application.
@@ -88,12 +93,32 @@ impl Arenas {
             self.apps.len() - 1
         });
         self.apps[index] = Some(app);
+        // An earlier application with this number may have left it there.
+        if !self.changed.contains(&index) {
+            self.changed.push(index);
+        }
+        // The data path pushes without an allocation.
+        self.changed.reserve(self.apps.len() - self.changed.len());
         AppId::at(index)
     }
 
-    /// What an application needs more of.
-    pub(super) fn wanted(&self, app: AppId) -> Option<Wanted> {
-        self.apps.get(app.number() as usize)?.as_deref().filter(|this| this.fed && !this.gone)?.wanted()
+    /// What applications need more of.
+    pub(super) fn wanted(&self) -> impl Iterator<Item = (AppId, Wanted)> {
+        self.changed.iter().filter_map(|&index| {
+            let app = self.apps.get(index)?.as_deref().filter(|this| this.fed && !this.gone)?;
+            Some((AppId::at(index), app.wanted()?))
+        })
+    }
+
+    /// Calls `keeps` for each application whose memory has changed or is short. It returns whether the memory is short still.
+    #[inline]
+    pub(super) fn look_after(&mut self, mut keeps: impl FnMut(&mut App) -> bool) {
+        let Self { apps, changed } = self;
+        changed.retain(|&index| {
+            let Some(app) = apps.get_mut(index).and_then(Option::as_deref_mut) else { return false };
+            app.changed = keeps(app);
+            app.changed
+        });
     }
 
     /// It gets that; or the system has no more. What it does not take comes back.
@@ -172,25 +197,30 @@ impl Arenas {
     /// An application that has something open.
     #[inline(always)]
     pub(super) fn app(&mut self, app: AppId) -> &mut App {
-        match self.apps.get_mut(app.number() as usize) {
-            Some(Some(this)) => this,
+        let index = app.number() as usize;
+        match self.apps.get_mut(index) {
+            Some(Some(this)) => {
+                if !this.changed {
+                    this.changed = true;
+                    self.changed.push(index);
+                }
+                this
+            }
             _ => unknown(app),
         }
     }
 
     /// When connections that wait for memory are looked after again.
     pub(super) fn deadline(&self, now: u64) -> Option<u64> {
-        self.iter().any(|app| !app.shortage.is_empty()).then_some(now + AGAIN)
+        let waits = |index: &usize| {
+            self.apps.get(*index).is_some_and(|app| app.as_ref().is_some_and(|app| !app.shortage.is_empty()))
+        };
+        self.changed.iter().any(waits).then_some(now + AGAIN)
     }
 
     /// All of them.
     pub(super) fn iter(&self) -> impl Iterator<Item = &App> {
         self.apps.iter().flatten().map(|app| &**app)
-    }
-
-    #[inline]
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut App> {
-        self.apps.iter_mut().flatten().map(|app| &mut **app)
     }
 }
 

@@ -18,12 +18,14 @@ impl Stack {
     pub(super) fn look_after_memory(&mut self, now: u64, out: &mut Out) {
         self.udp.trim(now, &mut self.arenas, &self.config);
         let (mut grown, mut short, mut waiting) = (false, false, false);
-        for app in self.arenas.iter_mut() {
+        self.arenas.look_after(|app| {
             // Who grows holds up all: one at a time.
             grown = grown || app.grow();
-            short |= !memory::has_plenty(&app.arena);
-            waiting |= !app.shortage.is_empty();
-        }
+            let (is_short, waits) = (!memory::has_plenty(&app.arena), !app.shortage.is_empty());
+            short |= is_short;
+            waiting |= waits;
+            is_short || waits
+        });
         if short {
             self.reclaim();
         }
@@ -49,9 +51,11 @@ impl Stack {
     /// Gives memory to connections that wait for it, as far as their applications have some.
     #[cold]
     fn feed(&mut self, out: &mut Out) {
-        for app in self.arenas.iter_mut() {
-            feed(app, &mut self.conns, &mut self.udp, &self.config, out);
-        }
+        let Self { arenas, conns, udp, config, .. } = self;
+        arenas.look_after(|app| {
+            feed(app, conns, udp, config, out);
+            true
+        });
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use offcore_session::datagram::Header;
-use offcore_session::{Datagrams, Segment, Segments};
+use offcore_session::{Datagrams, Segment, Segments, Wanted};
 use offcore_tcp::proto::{AppId, AppMemory, CallError, Config, ConnId, Event, HEAD, Out, Stack};
 
 use crate::host::Host;
@@ -316,6 +316,11 @@ fn connections_begin_where_they_are_bound() {
     assert_eq!(stack.connect(world.now, AppId::OWN, from, to, out), Err(CallError::NoRoute));
 }
 
+/// The memory that an application needs.
+fn wanted(stack: &Stack, app: AppId) -> Option<Wanted> {
+    stack.wanted_memory().find(|(id, _)| *id == app).map(|(_, wanted)| wanted)
+}
+
 /// What is mapped is enough for sockets until more is mapped, whatever each may write ahead.
 #[test]
 fn many_sockets_are_opened_while_memory_grows() {
@@ -327,7 +332,7 @@ fn many_sockets_are_opened_while_memory_grows() {
             assert!(stack.open_datagrams(app, None, 0).is_ok(), "in round {now}");
         }
         stack.timers(now, &mut out);
-        if let Some(wanted) = stack.wanted_memory(app) {
+        if let Some(wanted) = wanted(&stack, app) {
             stack.add_memory(app, Segment::new(wanted).ok());
         }
     }
@@ -340,10 +345,10 @@ fn memory_that_is_not_wanted_comes_back() {
     let short = stack.add_app(AppMemory::new(68 * MEGABYTE).unwrap());
     let long = stack.add_app(AppMemory::new(256 * MEGABYTE).unwrap());
     let short_of_memory = |stack: &mut Stack, app| {
-        while stack.wanted_memory(app).is_none() {
+        while wanted(stack, app).is_none() {
             stack.open_datagrams(app, None, 0).unwrap();
         }
-        stack.wanted_memory(app).unwrap()
+        wanted(stack, app).unwrap()
     };
     let wanted = [short, long].map(|app| short_of_memory(&mut stack, app));
     let before = stack.counts().memory;

@@ -177,6 +177,11 @@ impl Acceptor {
         self.shared.poke();
     }
 
+    /// Whether something that has ended is accepted from.
+    pub(super) fn is_leaving(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
     /// Has the thread accept no longer from what has ended a while ago.
     pub(super) fn hurry(&mut self, now: u64, errands: &mut Errands) {
         self.leaving.retain_mut(|(listener, since)| {

@@ -49,6 +49,9 @@ pub(super) struct Application {
     pub(super) growing: bool,
     /// The last slice of a round that it has had.
     pub(super) slice: u64,
+    /// Its marks are read in each round; and when it had work the last time.
+    pub(super) awake: bool,
+    pub(super) worked: u64,
     /// Processes that have more to say, and sessions, by number and generation, whose pairs may have data.
     pub(super) talking: Queue<Key>,
     pub(super) raws: Queue<(u32, u32)>,
@@ -166,6 +169,8 @@ impl Application {
             by_cookie: HashMap::new(),
             growing: false,
             slice: 0,
+            awake: true,
+            worked: 0,
             talking: Queue::new(),
             raws: Queue::new(),
             marked: Vec::new(),
@@ -249,6 +254,12 @@ impl Application {
     #[inline]
     pub(super) fn is_behind(&self) -> bool {
         !self.marked.is_empty() || self.rest.1 > 0 || self.talking.due > 0 || self.raws.due > 0
+    }
+
+    /// Whether it has work, now or later.
+    pub(super) fn has_work(&self) -> bool {
+        let waits = !self.talking.is_empty() || !self.raws.is_empty();
+        self.is_behind() || waits || self.acceptor.as_ref().is_some_and(Acceptor::is_leaving)
     }
 
     /// What is to be done next; one kind after the other, so that none waits for all of another.

@@ -266,15 +266,16 @@ impl Serve {
         }
     }
 
-    /// Has more memory made for an application that is short of it.
-    pub(super) fn ask_for_memory(&mut self, app: usize, calls: &mut Calls<'_>) {
-        let Self { apps, feed, errands, .. } = self;
-        let application = apps.get_mut(app).and_then(Option::as_deref_mut);
-        if let Some(application) = application.filter(|app| !app.growing)
-            && let Some(wanted) = calls.stack.wanted_memory(application.id)
-        {
-            application.growing = true;
-            feed.go_on(app, application.user, Arc::clone(&application.memory), wanted, errands);
+    /// Has more memory made for applications that are short of it.
+    pub(super) fn ask_for_memory(&mut self, calls: &mut Calls<'_>) {
+        let Self { apps, by_id, feed, errands, .. } = self;
+        for (id, wanted) in calls.stack.wanted_memory() {
+            let Some(&app) = by_id.get(&id) else { continue };
+            let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+            if let Some(application) = application.filter(|app| !app.growing) {
+                application.growing = true;
+                feed.go_on(app, application.user, Arc::clone(&application.memory), wanted, errands);
+            }
         }
     }
 
@@ -340,6 +341,8 @@ impl Serve {
             self.apps.push(None);
         }
         self.apps[at] = Some(Box::new(Application::new(id, name, user, (memory, share), shared, event)));
+        self.awake.add(at);
+        self.by_id.insert(id, at);
         Ok(at)
     }
 

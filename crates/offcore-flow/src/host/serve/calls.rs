@@ -130,6 +130,7 @@ impl Serve {
 
     /// A process has said something, or may have more to say: it is heard when it is its application's turn.
     pub(super) fn has_said(&mut self, key: Key, push: impl FnOnce(&mut Queue<Key>, Key)) {
+        self.rouse(key.app.into());
         let Some(application) = self.app(key.app.into()) else { return };
         let Some(process) = application.process(key.number, key.generation) else { return };
         if !std::mem::replace(&mut process.talks, true) {

@@ -3,11 +3,13 @@
 use offcore_stats::counters;
 
 counters! {
-    /// What a server of applications counts. The first three are of now, the others since it was made.
+    /// What a server of applications counts. The first four are of now, the others since it was made.
     pub struct ServeCounts {
         applications,
         processes,
         sessions,
+        /// Applications whose marks are read in each round.
+        awake,
         /// Bytes that said that there is something to read.
         tokens,
         /// Gates that were opened.

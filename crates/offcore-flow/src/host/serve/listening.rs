@@ -168,6 +168,7 @@ impl Serve {
 
     /// A session does not listen any more.
     pub(super) fn end_kernel(&mut self, app: usize, listener: Listener, now: u64) {
+        self.rouse(app);
         let Self { apps, errands, .. } = self;
         let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
         let Listener { kernel, come, held, .. } = listener;

@@ -187,6 +187,7 @@ impl Serve {
         ends: Option<u64>,
         push: impl FnOnce(&mut Queue<(u32, u32)>, (u32, u32)),
     ) {
+        self.rouse(app);
         let Some(application) = self.app(app) else { return };
         let Some(session) = application.session_mut(number) else { return };
         session.ends = session.ends.or(ends);

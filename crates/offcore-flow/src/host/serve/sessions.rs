@@ -317,6 +317,8 @@ impl Serve {
             return;
         }
         let user = application.user;
+        self.rouse(app);
+        let Some(application) = self.app(app) else { return };
         // It may have died between two steps of a call.
         application.look_at_all();
         if let Some(process) = application.remove_process(number) {
@@ -369,6 +371,8 @@ impl Serve {
             self.close(app, number, calls);
         }
         let Some(mut application) = self.apps.get_mut(app).and_then(Option::take) else { return };
+        self.awake.remove(app);
+        self.by_id.remove(&application.id);
         self.watch.remove(application.event.as_fd());
         for channel in application.take_channels() {
             self.watch.remove(channel.as_fd());

@@ -67,9 +67,8 @@ impl Serve {
         let began = tsc::now();
         let mut now = began;
         loop {
-            let apps = self.apps.iter().zip(0..);
-            let waiting = apps.filter_map(|(app, number)| {
-                let app = app.as_deref().filter(|app| app.is_behind())?;
+            let waiting = self.awake.iter().filter_map(|number| {
+                let app = self.apps.get(number)?.as_deref().filter(|app| app.is_behind())?;
                 Some((number, app.user, app.slice))
             });
             let Some(app) = self.turns.next(waiting) else { return false };

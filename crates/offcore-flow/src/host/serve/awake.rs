@@ -1,0 +1,106 @@
+//! The applications whose marks a round reads.
+//!
+//! To read an application's marks takes time in each round. So a round reads the marks of applications that had work within the
+//! last milliseconds, and of a few more. The others are armed, as all are while the worker sleeps: an application that marks a
+//! session then writes to its eventfd. The kernel reports the event, and the application is awake again.
+
+use super::Serve;
+use super::application::Application;
+
+/// Applications that stay awake without work.
+const KEPT: usize = 16;
+/// Microseconds without work after which an application may fall asleep.
+const IDLE: u64 = 10_000;
+
+/// Numbers of the applications that are awake, and the count of the others.
+#[derive(Debug, Default)]
+pub(super) struct Awake {
+    apps: Vec<usize>,
+    asleep: usize,
+}
+
+impl Awake {
+    /// A new application is awake.
+    pub(super) fn add(&mut self, app: usize) {
+        self.apps.push(app);
+    }
+
+    /// An application is over.
+    pub(super) fn remove(&mut self, app: usize) {
+        match self.apps.iter().position(|other| *other == app) {
+            Some(at) => drop(self.apps.swap_remove(at)),
+            None => self.asleep -= 1,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.apps.len()
+    }
+
+    pub(super) fn all_are(&self) -> bool {
+        self.asleep == 0
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
+        self.apps.iter().copied()
+    }
+}
+
+impl Serve {
+    /// Reads the marks of the applications that are awake.
+    pub(super) fn take_marks(&mut self, now: u64) {
+        for app in self.awake.iter() {
+            let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { continue };
+            application.take_marks();
+            self.look |= application.shared.control().take_look();
+            if application.is_behind() {
+                application.worked = now;
+            }
+        }
+    }
+
+    /// An application has work, or may have some.
+    pub(super) fn rouse(&mut self, app: usize) {
+        let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
+        application.worked = self.looked;
+        if !std::mem::replace(&mut application.awake, true) {
+            application.shared.control().disarm();
+            // In this order. The next round finds later marks.
+            application.take_marks();
+            self.look |= application.shared.control().take_look();
+            self.awake.apps.push(app);
+            self.awake.asleep -= 1;
+        }
+    }
+
+    /// Applications without work for some time fall asleep, unless few are awake.
+    pub(super) fn fall_asleep(&mut self, now: u64) {
+        let Self { apps, awake, .. } = self;
+        let mut surplus = awake.apps.len().saturating_sub(KEPT);
+        if surplus == 0 {
+            return;
+        }
+        awake.apps.retain(|&app| {
+            let application = apps.get_mut(app).and_then(Option::as_deref_mut);
+            let falls = surplus > 0 && application.is_some_and(|application| application.falls_asleep(now));
+            surplus -= usize::from(falls);
+            awake.asleep += usize::from(falls);
+            !falls
+        });
+    }
+}
+
+impl Application {
+    /// Falls asleep if it has had no work for some time. Whether it has.
+    fn falls_asleep(&mut self, now: u64) -> bool {
+        if now < self.worked + IDLE || self.has_work() {
+            return false;
+        }
+        let control = self.shared.control();
+        self.awake = control.arm();
+        if self.awake {
+            control.disarm();
+        }
+        !self.awake
+    }
+}
