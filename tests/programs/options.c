@@ -5,7 +5,7 @@
 #include <linux/filter.h>
 #include <linux/sockios.h>
 
-static char buffer[4096];
+static char buffer[4096], big[100000];
 
 struct option {
     const char *name;
@@ -57,6 +57,9 @@ static const struct option plain[] = {
     OPTION(IPPROTO_TCP, TCP_SYNCNT, 0),
     OPTION(IPPROTO_TCP, TCP_LINGER2, 10),
     OPTION(IPPROTO_TCP, TCP_NOTSENT_LOWAT, 16384),
+    OPTION(IPPROTO_TCP, TCP_NOTSENT_LOWAT, -1),
+    OPTION(IPPROTO_TCP, TCP_WINDOW_CLAMP, 20000),
+    OPTION(IPPROTO_TCP, TCP_WINDOW_CLAMP, 1),
     OPTION(IPPROTO_TCP, TCP_FASTOPEN_CONNECT, 0),
     OPTION(IPPROTO_IP, IP_TOS, 0x10),
     OPTION(IPPROTO_IP, IP_TOS, 0x48),
@@ -74,6 +77,7 @@ static const struct option plain[] = {
 static const struct option before[] = {
     OPTION(IPPROTO_TCP, TCP_MAXSEG, 1000),
     OPTION(IPPROTO_TCP, TCP_MAXSEG, 1),
+    OPTION(IPPROTO_TCP, TCP_WINDOW_CLAMP, 0),
 };
 
 static const struct option plain6[] = {
@@ -194,6 +198,8 @@ static void structures(int fd)
     len = sizeof rate;
     getsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, &len);
     say("pacing-get-none", "%lx length %u", rate, len);
+    result("clamp-none-connected", set_int(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, 0));
+    result("lowat-none", set_int(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, 0));
     result("bindtodevice-unknown", setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "nonesuch0", 9));
 }
 
@@ -343,6 +349,73 @@ static void effects(void)
     must("close 2");
 }
 
+// The bytes that a connection takes for a peer that reads nothing, with a limit of those that are not sent.
+static long takes(int limit, const char *label)
+{
+    int fd = opened(AF_INET, 1);
+    set_int(fd, SOL_SOCKET, SO_SNDBUF, 200000);
+    if (limit)
+        result(label, set_int(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, limit));
+    long all = fill_up(fd, 1);
+    polled(label, fd, POLLOUT);
+    must("later 1 recv 1 %ld", all);
+    await(fd, POLLOUT);
+    polled(label, fd, POLLOUT);
+    close(fd);
+    must("close 1");
+    return all;
+}
+
+static void limits(void)
+{
+    long all = takes(0, "effect-unlimited"), few = takes(4096, "effect-notsent");
+    say("effect-notsent-less", "%s", all - few > 50000 ? "much" : all > few ? "little" : "no");
+    // The limit is set when the connection is full.
+    int fd = opened(AF_INET, 1);
+    fill_up(fd, 1);
+    set_int(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, 4096);
+    result("effect-notsent-late", send(fd, "x", 1, MSG_DONTWAIT));
+    close(fd);
+    must("close 1");
+    for (int accepts = 0; accepts < 2; accepts++) {
+        uint16_t port = accepts ? 0 : (uint16_t)must("listen 2 %s 64", all_arguments[3]);
+        int from = accepts ? listener(AF_INET, 4) : -1;
+        fd = accepts ? from : tcp(AF_INET);
+        set_int(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, 10000);
+        if (accepts) {
+            must("connect 1 %s %d", here_text(AF_INET), port_of(from));
+            fd = accept(from, NULL, NULL);
+            close(from);
+        } else {
+            join(fd, peer(AF_INET, port));
+            must("accept 2 1");
+        }
+        must("later 1 send 1 100000 5");
+        int before = -1, unread = 0;
+        for (int i = 0; i < 40 && (unread != before || !unread); i++) {
+            before = unread;
+            poll(NULL, 0, 100);
+            ioctl(fd, FIONREAD, &unread);
+        }
+        say(accepts ? "effect-clamp-accept" : "effect-clamp-connect", "%s",
+            unread > 10000 ? "beyond the clamp" : unread > 4000 ? "within the clamp" : "little");
+        result("effect-clamp-all", read_all(fd, big, 100000));
+        close(fd);
+        must("close 1");
+    }
+    // A small buffer is full before it is read.
+    int from = listener(AF_INET, 4);
+    set_int(from, SOL_SOCKET, SO_RCVBUF, 4096);
+    must("connect 1 %s %d", here_text(AF_INET), port_of(from));
+    fd = accept(from, NULL, NULL);
+    close(from);
+    must("later 1 send 1 100000 5");
+    poll(NULL, 0, 300);
+    result("effect-small-buffer-all", read_all(fd, big, 100000));
+    close(fd);
+    must("close 1");
+}
+
 // An option that protects is either refused, or it prevents the connection.
 static void protects(const char *label, int level, int name, const void *value, socklen_t len)
 {
@@ -443,6 +516,7 @@ int main(int argc, char **argv)
     cork();
     kept();
     effects();
+    limits();
     protected();
     multipath();
     end();

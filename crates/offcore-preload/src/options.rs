@@ -150,6 +150,7 @@ pub(crate) unsafe fn set(
         }
         Ok(())
     };
+    let is_bound = session.slot.state() == state::BOUND;
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => session.wish(wish::KEEP_ALIVE, number()? != 0),
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
@@ -183,6 +184,10 @@ pub(crate) unsafe fn set(
         (libc::IPPROTO_TCP, libc::TCP_CORK) if !session.is_datagrams() => {
             session.slot.cork(number()? != 0);
             session.mark();
+        }
+        // As on Linux, only a socket that is not connected can have no limit again.
+        (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) if !is_bound && number()? == 0 => {
+            return Err(libc::EINVAL);
         }
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => {
             number()?;

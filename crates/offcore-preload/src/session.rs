@@ -233,6 +233,18 @@ impl Session {
         inline.is_some_and(|on| on != 0)
     }
 
+    /// Whether bytes that are not sent have a limit (`TCP_NOTSENT_LOWAT`).
+    pub(crate) fn limits_unsent(&self) -> bool {
+        self.slot.kept.number(number::NOTSENT_LOWAT) != 0
+    }
+
+    /// Bytes read after which the stack is told: at most `usual`, and no more than half of a window that the program has set.
+    pub(crate) fn tells_every(&self, usual: u32) -> u32 {
+        let buffer = self.slot.wishes.receive_buffer.load(Ordering::Relaxed);
+        let clamp = number::decode(self.slot.kept.number(number::WINDOW_CLAMP)).unwrap_or(0);
+        [buffer, clamp].into_iter().filter(|set| *set > 0).fold(usual, |least, set| least.min(set / 2))
+    }
+
     /// Whether the next byte to be read is the urgent one (`SIOCATMARK`).
     pub(crate) fn is_at_mark(&self) -> bool {
         app::Reader::new(Mapped, self.place).is_some_and(|reader| reader.is_at_mark())

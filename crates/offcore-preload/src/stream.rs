@@ -114,7 +114,7 @@ unsafe fn take(
 fn tell_consumed(session: &Session, len: usize) {
     let untold = &session.slot.wishes.untold;
     let now = untold.load(Ordering::Relaxed).saturating_add(len as u32);
-    if now < TELL_EVERY {
+    if now < session.tells_every(TELL_EVERY) {
         untold.store(now, Ordering::Relaxed);
     } else {
         untold.store(0, Ordering::Relaxed);
@@ -267,6 +267,10 @@ unsafe fn put(
         }
         // With some more room there may be still more: the gate may have been opened for that.
         if skip + done == len || put.end || put.interrupts || put.done == 0 {
+            if session.limits_unsent() && !put.interrupts {
+                // `poll` shows room again when the stack has sent enough.
+                session.close_gate();
+            }
             session.mark();
             return Ok(Put { done, ..put });
         }

@@ -68,17 +68,23 @@ pub(crate) const SWITCHES: [Switch; 38] = [
 ];
 
 /// Options with a number as value, and their index in the slot.
-const NUMBERS: [(c_int, c_int, usize); 10] = [
-    (IP, libc::IP_TOS, number::TOS),
-    (IPV6, libc::IPV6_TCLASS, number::TCLASS),
-    (IP, libc::IP_TTL, number::TTL),
-    (IPV6, libc::IPV6_UNICAST_HOPS, number::HOPS),
+const NUMBERS: [(c_int, c_int, usize); 8] = [
     (TCP, libc::TCP_MAXSEG, number::MAXSEG),
     (SOCKET, libc::SO_RCVLOWAT, number::RCVLOWAT),
     (TCP, libc::TCP_DEFER_ACCEPT, number::DEFER_ACCEPT),
     (TCP, libc::TCP_LINGER2, number::LINGER2),
     (TCP, libc::TCP_USER_TIMEOUT, number::USER_TIMEOUT),
     (TCP, libc::TCP_SYNCNT, number::SYNCNT),
+    (TCP, libc::TCP_NOTSENT_LOWAT, number::NOTSENT_LOWAT),
+    (TCP, libc::TCP_WINDOW_CLAMP, number::WINDOW_CLAMP),
+];
+
+/// Options with a value of one byte, and its place in the slot.
+const BYTES: [(c_int, c_int, number::Half); 4] = [
+    (IP, libc::IP_TOS, number::TOS),
+    (IPV6, libc::IPV6_TCLASS, number::TCLASS),
+    (IP, libc::IP_TTL, number::TTL),
+    (IPV6, libc::IPV6_UNICAST_HOPS, number::HOPS),
 ];
 
 /// Options handled by [`crate::options`].
@@ -125,21 +131,23 @@ const CONGESTION: [&[u8]; 3] = [b"cubic", b"reno", b"bbr"];
 #[derive(Clone, Copy)]
 enum Row {
     Switch(usize, c_int),
+    Byte(number::Half),
     Number(usize),
 }
 
+/// The number of options that a slot keeps.
+const ROWS: usize = SWITCHES.len() + BYTES.len() + NUMBERS.len();
+
 fn row(level: c_int, name: c_int) -> Option<Row> {
-    let switch = SWITCHES.iter().position(|(l, n, _)| (*l, *n) == (level, name));
-    let switch = switch.map(|at| Row::Switch(at, SWITCHES[at].2));
-    let number = || NUMBERS.iter().find(|(l, n, _)| (*l, *n) == (level, name));
-    switch.or_else(|| number().map(|(_, _, at)| Row::Number(*at)))
+    rows().find(|(l, n, _)| (*l, *n) == (level, name)).map(|(_, _, row)| row)
 }
 
 /// All options that a slot keeps.
 fn rows() -> impl Iterator<Item = (c_int, c_int, Row)> {
     let switches = SWITCHES.iter().enumerate();
     let switches = switches.map(|(at, (level, name, other))| (*level, *name, Row::Switch(at, *other)));
-    switches.chain(NUMBERS.iter().map(|(level, name, at)| (*level, *name, Row::Number(*at))))
+    let bytes = BYTES.iter().map(|(level, name, half)| (*level, *name, Row::Byte(*half)));
+    switches.chain(bytes).chain(NUMBERS.iter().map(|(level, name, at)| (*level, *name, Row::Number(*at))))
 }
 
 impl Row {
@@ -147,6 +155,7 @@ impl Row {
     fn of(self, kept: &Kept) -> Option<c_int> {
         match self {
             Self::Switch(at, other) => (kept.number(at / 32) & 1 << (at % 32) != 0).then_some(other),
+            Self::Byte(half) => half.of(kept.number(half.at)).map(c_int::from),
             Self::Number(at) => number::decode(kept.number(at)).map(|value| value as c_int),
         }
     }
@@ -158,6 +167,9 @@ impl Row {
                 let (word, bit) = (at / 32, 1 << (at % 32));
                 let on = value == Some(other);
                 kept.change(word, |bits| if on { bits | bit } else { bits & !bit });
+            }
+            Self::Byte(half) => {
+                kept.change(half.at, |number| half.replace(number, value.map(|value| value as u8)));
             }
             Self::Number(at) => {
                 kept.change(at, |_| value.map_or(0, |value| number::encode(value as u32)));
@@ -403,8 +415,7 @@ pub(crate) fn give_back(slot: &Slot, fd: c_int) {
 /// The value of the `at`th option on a new socket.
 fn usual(at: usize, v6: bool, level: c_int, name: c_int) -> c_int {
     const KNOWN: u64 = 1 << 32;
-    static USUAL: [[AtomicU64; SWITCHES.len() + NUMBERS.len()]; 2] =
-        [const { [const { AtomicU64::new(0) }; SWITCHES.len() + NUMBERS.len()] }; 2];
+    static USUAL: [[AtomicU64; ROWS]; 2] = [const { [const { AtomicU64::new(0) }; ROWS] }; 2];
     let word = &USUAL[usize::from(v6)][at];
     let known = word.load(Ordering::Relaxed);
     if known & KNOWN != 0 {

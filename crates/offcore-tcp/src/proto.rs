@@ -71,7 +71,7 @@ mod wheel;
 
 pub use addr::{AppId, ConnId, FlowKey, overlap};
 pub use call_error::CallError;
-pub use config::{Buffers, Config};
+pub use config::{Buffers, Config, Room};
 pub use cookie::CookieCounts;
 pub use counts::StackCounts;
 pub use iface::{IfaceConfig, Origin, Prefix, Route};
@@ -89,7 +89,6 @@ pub use packet::{
     SealedDatagram, Verdict,
 };
 pub use recovery::{Algorithm, State as RecoveryState, Stats as RecoveryStats};
-pub use sessions::Room;
 pub use sockets::Reuse;
 pub use stack::Stack;
 pub use steering::{Owner, Share};

@@ -14,13 +14,17 @@ pub const OPTIONS: usize = 16;
 /// Numbers of a stream in [`Kept`]. Numbers 0 and 1 are bits for the application's use.
 pub mod number {
     /// `IP_TOS`, for IPv4 packets.
-    pub const TOS: usize = 2;
+    pub const TOS: Half = Half { at: 2, shift: 0 };
     /// `IPV6_TCLASS`.
-    pub const TCLASS: usize = 3;
+    pub const TCLASS: Half = Half { at: 2, shift: 16 };
+    /// `TCP_NOTSENT_LOWAT`, in bytes.
+    pub const NOTSENT_LOWAT: usize = 3;
     /// `IP_TTL`.
-    pub const TTL: usize = 4;
+    pub const TTL: Half = Half { at: 4, shift: 0 };
     /// `IPV6_UNICAST_HOPS`.
-    pub const HOPS: usize = 5;
+    pub const HOPS: Half = Half { at: 4, shift: 16 };
+    /// `TCP_WINDOW_CLAMP`, in bytes.
+    pub const WINDOW_CLAMP: usize = 5;
     /// `TCP_MAXSEG`.
     pub const MAXSEG: usize = 6;
     /// `SO_RCVLOWAT`.
@@ -49,6 +53,29 @@ pub mod number {
     /// Decodes a value; `None` for the default.
     pub const fn decode(kept: u32) -> Option<u32> {
         if kept == 0 { None } else { Some(kept.wrapping_sub(2)) }
+    }
+
+    /// The place of a value of one byte: 16 bits of a number.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Half {
+        pub at: usize,
+        shift: u32,
+    }
+
+    impl Half {
+        /// Its value in the number; `None` for the default.
+        pub const fn of(self, number: u32) -> Option<u8> {
+            match (number >> self.shift) as u16 {
+                0 => None,
+                kept => Some((kept - 1) as u8),
+            }
+        }
+
+        /// The number with another value; `None` is the default.
+        pub fn replace(self, number: u32, value: Option<u8>) -> u32 {
+            let kept = value.map_or(0, |value| u32::from(value) + 1);
+            number & !(0xffff << self.shift) | kept << self.shift
+        }
     }
 }
 

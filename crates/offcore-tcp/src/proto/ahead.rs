@@ -15,6 +15,8 @@ pub(super) struct Ahead {
     pub now: u64,
     /// Size of the buffer.
     pub most: u64,
+    /// The position up to which the application may write, whatever the buffer.
+    pub limit: Option<u64>,
     /// The size in the application's slot, and its last handled request.
     told: u64,
     answered: u32,
@@ -67,7 +69,7 @@ impl Ahead {
                 tx.set_buffer(arena, self.most);
             }
         }
-        let upto = tx.released() + self.now;
+        let upto = self.upto(tx);
         upto <= tx.end() || tx.grant(arena, upto)
     }
 
@@ -85,6 +87,12 @@ impl Ahead {
 
     /// Whether blocks are missing below the largest need.
     pub(super) fn is_short(&self, tx: &Fifo<Tx>) -> bool {
-        tx.end() < tx.released() + self.now
+        tx.end() < self.upto(tx)
+    }
+
+    /// The position up to which the application is to have blocks.
+    #[inline]
+    fn upto(&self, tx: &Fifo<Tx>) -> u64 {
+        (tx.released() + self.now).min(self.limit.unwrap_or(u64::MAX))
     }
 }

@@ -255,8 +255,8 @@ impl Stack {
                 let tcb = &mut this.tcb;
                 tcb.receiver.consumed(position);
                 let rtt = tcb.sender.recovery.srtt();
-                let set = this.buffers.receive(&self.config);
-                tcb.receiver.adapt(now, rtt, || set.unwrap_or_else(|| self.config.buffer_limit(arena)));
+                let (buffers, config) = (this.buffers, &self.config);
+                tcb.receiver.adapt(now, rtt, || buffers.window(config, || config.buffer_limit(arena)));
             }
             Err(_) => {
                 self.abort(now, conn, out);

@@ -41,7 +41,14 @@ pub struct Buffers {
     pub send: u32,
     /// Limit of the bytes that are received and not read: the window.
     pub receive: u32,
+    /// Limit of the window, whatever the buffer (`TCP_WINDOW_CLAMP`).
+    pub clamp: u32,
+    /// Limit of the bytes that are written and not sent (`TCP_NOTSENT_LOWAT`).
+    pub unsent: u32,
 }
+
+/// Bytes that one write may add beyond [`Buffers::unsent`]: a write of up to 4096 bytes is never split.
+const ONE_WRITE: u64 = 4096;
 
 impl Buffers {
     /// The send buffer, if it is set.
@@ -49,10 +56,23 @@ impl Buffers {
         (self.send > 0).then(|| self.send.min(config.largest_buffer).into())
     }
 
-    /// The receive buffer, if it is set.
-    pub(super) fn receive(self, config: &Config) -> Option<u32> {
-        (self.receive > 0).then(|| self.receive.min(config.largest_buffer))
+    /// The receive window. `usual` computes it if the application has set no receive buffer.
+    pub(super) fn window(self, config: &Config, usual: impl FnOnce() -> u32) -> u32 {
+        let window = if self.receive > 0 { self.receive.min(config.largest_buffer) } else { usual() };
+        if self.clamp > 0 { window.min(self.clamp) } else { window }
     }
+
+    /// The position up to which the application may write when bytes up to `sent` are sent, if that is limited.
+    pub(super) fn write_limit(self, sent: u64) -> Option<u64> {
+        (self.unsent > 0).then(|| sent.saturating_add(u64::from(self.unsent) + ONE_WRITE))
+    }
+}
+
+/// Free bytes of a send buffer, and its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    pub free: u64,
+    pub of: u64,
 }
 
 impl Default for Config {

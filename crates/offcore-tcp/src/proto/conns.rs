@@ -6,7 +6,8 @@ use offcore_session::{Arena, Fifo, Memory, Misuse, Place, Rx, Tx};
 
 use super::addr::{AppId, ConnId};
 use super::ahead::{Ahead, FIRST_GRANT};
-use super::config::{Buffers, Config};
+use super::arenas::Arenas;
+use super::config::{Buffers, Config, Room};
 use super::memory;
 use super::packet::{Event, Out};
 use super::tcb::{State, Tcb};
@@ -74,12 +75,14 @@ impl Conn {
     /// or else the larger of the default and twice the congestion window.
     pub(super) fn grant(&mut self, arena: &mut Arena, config: &Config) {
         let Self { ahead, tx, tcb, buffers, .. } = self;
+        ahead.limit = buffers.write_limit(tcb.sender.next());
         ahead.grant(tx, arena, |ahead, arena| send_buffer(ahead, *buffers, tcb, arena, config));
     }
 
     /// As [`grant`](Self::grant), with the blocks that the application requests.
     pub(super) fn grant_asked(&mut self, arena: &mut Arena, config: &Config) {
         let Self { ahead, tx, tcb, buffers, .. } = self;
+        ahead.limit = buffers.write_limit(tcb.sender.next());
         ahead.grant_asked(tx, arena, |ahead, arena| send_buffer(ahead, *buffers, tcb, arena, config));
     }
 
@@ -91,10 +94,14 @@ impl Conn {
 
     /// Sets the buffer sizes.
     pub(super) fn set_buffers(&mut self, buffers: Buffers, arena: &mut Arena, config: &Config) {
-        self.buffers = buffers;
-        let send = buffers.send(config).unwrap_or(config.send_buffer.into());
-        self.ahead.resize(send, &self.tx, arena);
-        self.tcb.receiver.set_promise(buffers.receive(config).unwrap_or(config.receive_window));
+        let before = std::mem::replace(&mut self.buffers, buffers);
+        if buffers.send != before.send {
+            let send = buffers.send(config).unwrap_or(config.send_buffer.into());
+            self.ahead.resize(send, &self.tx, arena);
+        }
+        if (buffers.receive, buffers.clamp) != (before.receive, before.clamp) {
+            self.tcb.receiver.set_promise(buffers.window(config, || config.receive_window));
+        }
         self.grant(arena, config);
     }
 
@@ -149,6 +156,28 @@ impl Conn {
         if std::mem::take(&mut self.wants_room) {
             out.events.push(Event::Writable(id));
         }
+    }
+
+    /// More was sent: an application that waits for that has room.
+    #[inline]
+    pub(super) fn sent(&mut self, arenas: &mut Arenas, id: ConnId, config: &Config, out: &mut Out) {
+        if self.wants_room && self.buffers.unsent > 0 {
+            self.wants_room = false;
+            self.grant(&mut arenas[self.app], config);
+            out.events.push(Event::Writable(id));
+        }
+    }
+
+    /// How much the application can write. With `TCP_NOTSENT_LOWAT` it has room when less than half of that limit is unsent.
+    pub(super) fn room(&self) -> Room {
+        let Self { tx, tcb, buffers, .. } = self;
+        let (free, of) = (tx.end() - tx.edge(), tx.end() - tx.released());
+        if buffers.unsent == 0 {
+            return Room { free, of };
+        }
+        let unsent = tx.edge().saturating_sub(tcb.sender.next());
+        let of = u64::from(buffers.unsent);
+        Room { free: free.min(of.saturating_sub(2 * unsent)), of }
     }
 
     /// The application learns of what does not wait for a copy.

@@ -46,7 +46,7 @@ pub(super) struct Wishes {
 impl Wishes {
     /// Replaces the window by the receive buffer that an application has set.
     pub(super) fn with(self, buffers: Buffers, config: &Config) -> Self {
-        Self { receive_window: buffers.receive(config).unwrap_or(self.receive_window), ..self }
+        Self { receive_window: buffers.window(config, || self.receive_window), ..self }
     }
 }
 

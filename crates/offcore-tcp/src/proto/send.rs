@@ -134,7 +134,7 @@ impl Sender {
 
     /// Position up to which copies have been ordered.
     #[inline]
-    fn next(&self) -> u64 {
+    pub(crate) fn next(&self) -> u64 {
         self.recovery.planned_to()
     }
 

@@ -2,19 +2,13 @@
 
 use std::net::IpAddr;
 
-use offcore_session::{Fifo, Place};
+use offcore_session::{Fifo, Place, Tx};
 
 use super::addr::{AppId, ConnId};
-use super::config::Buffers;
+use super::config::{Buffers, Room};
+use super::conns::Conn;
 use super::handshake::{Half, Wishes};
 use super::stack::Stack;
-
-/// How much of what an application may write ahead it can write now, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
-    pub free: u64,
-    pub of: u64,
-}
 
 impl Stack {
     /// Sets the buffer sizes of a connection or datagram socket. Blocks and windows beyond them remain until they are used.
@@ -42,9 +36,9 @@ impl Stack {
 
     /// How much room a connection or datagram socket has.
     pub fn room(&self, conn: ConnId) -> Option<Room> {
-        let tx = self.conns.get(conn).map(|conn| &conn.tx);
-        let tx = tx.or_else(|| self.udp.tx(conn).map(|(tx, _)| tx))?;
-        Some(Room { free: tx.end() - tx.edge(), of: tx.end() - tx.released() })
+        let datagrams =
+            |(tx, _): (&Fifo<Tx>, _)| Room { free: tx.end() - tx.edge(), of: tx.end() - tx.released() };
+        self.conns.get(conn).map(Conn::room).or_else(|| self.udp.tx(conn).map(datagrams))
     }
 
     /// Bytes that the application can read, by what it has last [consumed](Self::consumed).

@@ -178,7 +178,7 @@ impl Socket {
 
     /// The limit of unread bytes.
     pub(super) fn receive_buffer(&self, config: &Config) -> u64 {
-        self.buffers.receive(config).unwrap_or(config.receive_window).into()
+        self.buffers.window(config, || config.receive_window).into()
     }
 
     /// Frees the blocks of an idle socket, except a small one to write to. `false`: some are still in use.

@@ -396,7 +396,7 @@ impl Stack {
     /// Plans packets of one interface, and returns the rest of the budget.
     #[inline]
     fn tx_by(&mut self, iface: usize, now: u64, mut left: usize, out: &mut Out) -> usize {
-        let Self { net, conns, wheel, asking_hop, .. } = self;
+        let Self { net, conns, wheel, asking_hop, arenas, config, .. } = self;
         let at_most = net.ifaces[iface].segment_offload.min(QUANTUM);
         for _ in 0..net.ifaces[iface].ready.len() {
             if left == 0 {
@@ -429,6 +429,7 @@ impl Stack {
                     break;
                 }
             }
+            conn.sent(arenas, id, config, out);
             if left == 0 || quantum == 0 {
                 conn.tcb.ready = true;
                 net.ifaces[iface].ready.push_back(index);

@@ -1,6 +1,7 @@
 //! Buffer sizes: the limits of unsent and of unread data, and the memory of an idle session.
 
 use offcore_tcp::proto::{Buffers, Config, ConnId};
+use offcore_wire::TcpFlags;
 
 use crate::frame;
 use crate::host::Host;
@@ -48,7 +49,7 @@ fn first_write_fills_the_buffer() {
 fn send_buffer_size_limits_write() {
     for size in [5000, 50_000, 1 << 20] {
         let (mut world, [here, there]) = connected(Config::default(), |_| ());
-        let set = Buffers { send: size, receive: 0 };
+        let set = Buffers { send: size, ..Buffers::default() };
         world.hosts[0].stack.set_buffers(here, set);
         world.hosts[1].sessions.get_mut(&there).unwrap().appetite = 0;
         let now = world.now;
@@ -60,7 +61,7 @@ fn send_buffer_size_limits_write() {
 #[test]
 fn receive_buffer_size_sets_window() {
     // Connections inherit the listener's size. A later change does not affect them.
-    let set = Buffers { send: 0, receive: 20_000 };
+    let set = Buffers { receive: 20_000, ..Buffers::default() };
     let (mut world, [here, there]) = connected(Config::default(), |host| {
         host.stack.set_listener_buffers(host.listener.unwrap(), set);
     });
@@ -74,11 +75,46 @@ fn receive_buffer_size_sets_window() {
     let windows = windows.filter_map(|(_, _, frame)| frame::read(frame)).map(|seen| seen.window);
     assert_eq!(windows.max(), Some(20_000), "that of the SYN; others are scaled");
     // A larger size takes effect with the next read.
-    world.hosts[1].stack.set_buffers(there, Buffers { send: 0, receive: 200_000 });
+    world.hosts[1].stack.set_buffers(there, Buffers { receive: 200_000, ..Buffers::default() });
     world.hosts[1].sessions.get_mut(&there).unwrap().appetite = 10_000;
     let now = world.now;
     world.hosts[1].read(now, there);
     world.hosts[1].sessions.get_mut(&there).unwrap().appetite = 0;
     world.run(10 * SECOND);
     assert!(world.hosts[1].stack.unread(there) > 190_000);
+}
+
+#[test]
+fn window_clamp_bounds_a_growing_window() {
+    let set = Buffers { clamp: 20_000, ..Buffers::default() };
+    let (mut world, [here, there]) = connected(Config::default(), |host| {
+        host.stack.set_listener_buffers(host.listener.unwrap(), set);
+    });
+    let now = world.now;
+    world.hosts[0].send(now, here, &content(1, 1 << 20));
+    assert!(world.run_until(60 * SECOND, |hosts| hosts[1].sessions[&there].received.len() == 1 << 20));
+    let windows = world.trace.iter().filter(|(_, from, _)| *from == 1);
+    let windows = windows.filter_map(|(_, _, frame)| frame::read(frame)).filter(|seen| seen.len == 0);
+    let scaled = windows
+        .map(|seen| u32::from(seen.window) << if seen.flags.intersects(TcpFlags::SYN) { 0 } else { 8 });
+    assert!((19_500..=20_000).contains(&scaled.max().unwrap()));
+}
+
+#[test]
+fn unsent_bytes_are_limited() {
+    let (mut world, [here, there]) = connected(Config::default(), |_| ());
+    world.hosts[0].stack.set_buffers(here, Buffers { unsent: 10_000, ..Buffers::default() });
+    world.hosts[1].sessions.get_mut(&there).unwrap().appetite = 0;
+    let now = world.now;
+    world.hosts[0].send(now, here, &content(1, 1 << 20));
+    world.run(10 * SECOND);
+    // The peer's window is full.
+    let sent = world.hosts[1].stack.unread(there) as usize;
+    let written = world.hosts[0].sessions[&here].sent;
+    assert!((sent + 10_000..=sent + 14_096).contains(&written), "{written} of which {sent} are sent");
+    assert_eq!(world.hosts[0].stack.room(here).unwrap().free, 0, "more than half is not sent");
+    world.hosts[1].sessions.get_mut(&there).unwrap().appetite = usize::MAX;
+    let now = world.now;
+    world.hosts[1].read(now, there);
+    assert!(world.run_until(60 * SECOND, |hosts| hosts[1].sessions[&there].received.len() == 1 << 20));
 }

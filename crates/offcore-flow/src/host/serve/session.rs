@@ -201,7 +201,7 @@ impl Session {
         counts: &mut ServeCounts,
     ) -> Result<(), CallError> {
         if let What::Listener(listener) = &self.what {
-            calls.stack.set_listener_buffers(listener.id, buffers(slot));
+            calls.stack.set_listener_buffers(listener.id, buffers(slot, true));
             calls.stack.set_listener_options(listener.id, conn_options(&slot.kept.numbers(), is_v6(slot)));
         }
         let Some(conn) = self.conn() else { return Ok(()) };
@@ -215,7 +215,7 @@ impl Session {
             calls.stack.hear_errors(conn, v4, v6);
         }
         if !self.is_over() {
-            let buffers = buffers(slot);
+            let buffers = buffers(slot, matches!(self.what, What::Stream(_)));
             if buffers != self.buffers {
                 self.buffers = buffers;
                 calls.stack.set_buffers(conn, buffers);
@@ -498,11 +498,12 @@ impl Session {
     }
 }
 
-/// Buffer sizes set by the application.
-pub(super) fn buffers(slot: &Slot) -> Buffers {
+/// Buffer sizes set by the application. Datagram sockets keep other options in the slot.
+fn buffers(slot: &Slot, is_stream: bool) -> Buffers {
     let [send, receive] =
         [&slot.wishes.send_buffer, &slot.wishes.receive_buffer].map(|word| word.load(Ordering::Relaxed));
-    Buffers { send, receive }
+    let kept = |at| option::decode(slot.kept.number(at)).filter(|_| is_stream).unwrap_or(0);
+    Buffers { send, receive, clamp: kept(option::WINDOW_CLAMP), unsent: kept(option::NOTSENT_LOWAT) }
 }
 
 /// What counts of a refused call: a connection that is gone, or not open, tells so by events.
@@ -529,8 +530,8 @@ pub(super) fn conn_options(kept: &[u32; OPTIONS], v6: bool) -> ConnOptions {
     });
     let inverted_rate = u64::from(kept[option::PACING_RATE]) | u64::from(kept[option::PACING_RATE + 1]) << 32;
     ConnOptions {
-        traffic_class: number(class).map_or(0, |class| class as u8),
-        hops: number(hops).and_then(|hops| u8::try_from(hops).ok()).filter(|hops| *hops > 0),
+        traffic_class: class.of(kept[class.at]).unwrap_or(0),
+        hops: hops.of(kept[hops.at]).filter(|hops| *hops > 0),
         segment: number(option::MAXSEG)
             .and_then(|segment| u16::try_from(segment).ok())
             .filter(|mss| *mss > 0),
