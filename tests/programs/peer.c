@@ -23,6 +23,8 @@
 #define _GNU_SOURCE
 #include "common.h"
 
+#include <net/if.h>
+
 #include <linux/sockios.h>
 #include <sys/un.h>
 #include <time.h>
@@ -284,6 +286,15 @@ static void do_udp(int slot, char **word)
     number(port_of(slots[slot]));
 }
 
+// Joins a group by the first interface.
+static void do_member(int fd, struct place group)
+{
+    struct group_req asked = {.gr_interface = if_nametoindex("k0")};
+    memcpy(&asked.gr_group, &group.addr, group.len);
+    int level = group.addr.ss_family == AF_INET ? IPPROTO_IP : IPPROTO_IPV6;
+    outcome(!setsockopt(fd, level, MCAST_JOIN_GROUP, &asked, sizeof asked));
+}
+
 static void do_udp_verb(int slot, char **word)
 {
     const char *verb = word[0];
@@ -292,6 +303,8 @@ static void do_udp_verb(int slot, char **word)
         do_udp(slot, word);
     else if (!strcmp(verb, "join"))
         do_connect(slot, word, 0);
+    else if (!strcmp(verb, "member"))
+        do_member(fd, address(word[2], 0));
     else if (!strcmp(verb, "sendto"))
         do_sendto(fd, address(word[2], (uint16_t)atoi(word[3])), atol(word[4]), (unsigned)atoi(word[5]));
     else if (!strcmp(verb, "reply"))

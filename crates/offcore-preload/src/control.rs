@@ -24,6 +24,7 @@ const IPV6_ORIGDSTADDR: c_int = 74;
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Control {
     local: Option<IpAddr>,
+    index: u32,
     hops: Option<u8>,
     tos: Option<u8>,
     segment: Option<u16>,
@@ -82,6 +83,7 @@ impl Control {
                 (libc::IPPROTO_UDP, UDP_SEGMENT) => self.segment = Some(data.read::<u16>()?),
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                     let info = data.read::<in_pktinfo>()?;
+                    self.index = info.ipi_ifindex as u32;
                     self.set_local(Ipv4Addr::from(info.ipi_spec_dst.s_addr.to_ne_bytes()).into());
                 }
                 (libc::IPPROTO_IP, libc::IP_TTL) => self.hops = Some(byte(data.read::<c_int>()?, 1)?),
@@ -89,6 +91,7 @@ impl Control {
                 (libc::IPPROTO_IP, libc::IP_TOS) => self.tos = Some(byte(data.read::<c_int>()?, 0)?),
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO | IPV6_2292PKTINFO) if v6 => {
                     let info = data.read::<in6_pktinfo>()?;
+                    self.index = info.ipi6_ifindex;
                     self.set_local(Ipv6Addr::from(info.ipi6_addr.s6_addr).to_canonical());
                 }
                 (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT | IPV6_2292HOPLIMIT) if v6 => {
@@ -121,6 +124,7 @@ impl Control {
     /// Header fields of the datagram. A control message takes precedence over the socket's option.
     pub(crate) fn more(&self, session: &Session, to: IpAddr) -> More {
         let mut more = options::to_send(session, to);
+        more.index = self.index;
         more.hops = self.hops.unwrap_or(more.hops);
         more.tos = self.tos.unwrap_or(more.tos);
         more.segment = self.segment.unwrap_or(more.segment);
@@ -305,7 +309,9 @@ unsafe fn tell_of_v4(room: &mut Room, more: &More, bits: u32, local: Ipv4Addr, p
             room.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
         }
         if bits & bit::PKTINFO != 0 {
-            let info = in_pktinfo { ipi_ifindex: index, ipi_spec_dst: address, ipi_addr: address };
+            let own = if more.own.is_unspecified() { local } else { more.own };
+            let ipi_spec_dst = libc::in_addr { s_addr: u32::from_ne_bytes(own.octets()) };
+            let info = in_pktinfo { ipi_ifindex: index, ipi_spec_dst, ipi_addr: address };
             room.put(libc::IPPROTO_IP, libc::IP_PKTINFO, info);
         }
         if bits & bit::TTL != 0 {

@@ -17,6 +17,7 @@ use crate::sys::{self, Errno};
 // Constants of `linux/in6.h`, `linux/udp.h` and `linux/net_tstamp.h` that the crate libc lacks.
 const IPV6_RECVORIGDSTADDR: c_int = 74;
 const IPV6_DONTFRAG: c_int = 62;
+pub(crate) const IPV6_MULTICAST_ALL: c_int = 29;
 pub(crate) const UDP_CORK: c_int = 1;
 pub(crate) const UDP_SEGMENT: c_int = 103;
 pub(crate) const UDP_GRO: c_int = 104;
@@ -44,6 +45,10 @@ pub(crate) mod bit {
     pub(crate) const DONTFRAG: u32 = 1 << 13;
     pub(crate) const ERRORS: u32 = offcore_session::datagram::HEARS_ERRORS;
     pub(crate) const ERRORS6: u32 = offcore_session::datagram::HEARS_ERRORS_6;
+    pub(crate) const ALL_GROUPS: u32 = offcore_session::datagram::TAKES_ALL_GROUPS;
+    pub(crate) const ALL_GROUPS6: u32 = offcore_session::datagram::TAKES_ALL_GROUPS_6;
+    pub(crate) const LOOP: u32 = 1 << 18;
+    pub(crate) const LOOP6: u32 = 1 << 19;
     /// Options that add a control message to a received datagram.
     pub(crate) const TOLD: u32 = (1 << 12) - 1;
 }
@@ -65,7 +70,7 @@ const fn flag(level: c_int, name: c_int, bit: u32) -> Row {
     row(level, name, 0, bit.trailing_zeros(), 1)
 }
 
-const ROWS: [Row; 26] = [
+const ROWS: [Row; 30] = [
     flag(libc::IPPROTO_IP, libc::IP_PKTINFO, bit::PKTINFO),
     flag(libc::IPPROTO_IP, libc::IP_RECVTTL, bit::TTL),
     flag(libc::IPPROTO_IP, libc::IP_RECVTOS, bit::TOS),
@@ -82,6 +87,10 @@ const ROWS: [Row; 26] = [
     flag(libc::IPPROTO_IPV6, IPV6_DONTFRAG, bit::DONTFRAG),
     flag(libc::IPPROTO_IP, libc::IP_RECVERR, bit::ERRORS),
     flag(libc::IPPROTO_IPV6, libc::IPV6_RECVERR, bit::ERRORS6),
+    flag(libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, bit::ALL_GROUPS),
+    flag(libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, bit::ALL_GROUPS6),
+    flag(libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP, bit::LOOP),
+    flag(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP, bit::LOOP6),
     row(libc::IPPROTO_IP, libc::IP_TTL, 1, 0, 8),
     row(libc::IPPROTO_IP, libc::IP_TOS, 1, 8, 8),
     row(libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, 1, 16, 8),
@@ -122,14 +131,16 @@ pub(crate) fn has(level: c_int, name: c_int) -> bool {
     find(level, name).is_some()
 }
 
-/// Whether an option accepts a value. Timestamps of sent packets are not supported.
-pub(crate) fn can_be(level: c_int, name: c_int, value: c_int) -> bool {
+/// Whether the stack has the timestamps of a value of `SO_TIMESTAMPING`. Timestamps of sent packets are not supported.
+pub(crate) fn has_timestamps(value: c_int) -> bool {
     let known = TIMESTAMPING_RX_SOFTWARE | TIMESTAMPING_SOFTWARE | TIMESTAMPING_OF_HARDWARE;
-    (level, name) != (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) || value as u32 & !known == 0
+    value as u32 & !known == 0
 }
 
 /// Options that are not in the table of values, and that have an effect.
-const OTHERS: [(c_int, c_int); 12] = [
+const OTHERS: [(c_int, c_int); 14] = [
+    (libc::IPPROTO_IP, libc::IP_MULTICAST_IF),
+    (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF),
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
     (libc::SOL_SOCKET, libc::SO_BROADCAST),
     (libc::SOL_SOCKET, libc::SO_REUSEADDR),
@@ -144,8 +155,8 @@ const OTHERS: [(c_int, c_int); 12] = [
     (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE),
 ];
 
-/// Options without an effect on a UDP socket that is bound, on Linux either; those about groups have none without a membership.
-pub(crate) const WITHOUT_EFFECT: [(c_int, c_int); 12] = [
+/// Options without an effect on a UDP socket that is bound, on Linux either.
+pub(crate) const WITHOUT_EFFECT: [(c_int, c_int); 8] = [
     (libc::SOL_SOCKET, libc::SO_DEBUG),
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::SOL_SOCKET, libc::SO_LINGER),
@@ -153,11 +164,7 @@ pub(crate) const WITHOUT_EFFECT: [(c_int, c_int); 12] = [
     (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
     (libc::IPPROTO_IP, libc::IP_FREEBIND),
     (libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT),
-    (libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP),
-    (libc::IPPROTO_IP, libc::IP_MULTICAST_ALL),
     (libc::IPPROTO_IPV6, 78), // IPV6_FREEBIND
-    (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP),
-    (libc::IPPROTO_IPV6, 29), // IPV6_MULTICAST_ALL
 ];
 
 /// Whether an option of a socket that the stack has can be set to that. The kernel checks the value, too.
@@ -243,7 +250,8 @@ pub(crate) fn to_send(session: &Session, to: IpAddr) -> More {
         libc::IP_PMTUDISC_PROBE => PathMtu::Probe,
         _ => PathMtu::Ignore,
     };
-    More { hops, tos, path_mtu: path_mtu as u8, segment: paths as u16, ..More::default() }
+    let no_loop = bits & if v6 { bit::LOOP6 } else { bit::LOOP } == 0;
+    More { hops, tos, path_mtu: path_mtu as u8, segment: paths as u16, no_loop, ..More::default() }
 }
 
 /// The name of an option in [`Kept`](offcore_session::slot::Kept).

@@ -18,6 +18,7 @@ use crate::control::Control;
 use crate::datagram_options as options;
 use crate::link::{self, Mapped};
 use crate::lock::Held;
+use crate::memberships;
 use crate::session::Session;
 use crate::sys::Errno;
 use crate::vectors::Buffers;
@@ -328,11 +329,18 @@ unsafe fn send_here(
         return Err(libc::EPIPE);
     }
     let v6 = peer.is_ipv6();
-    let local = control.local().unwrap_or(address::unspecified(v6));
+    let (source, index) = match peer.ip().is_multicast() {
+        true => memberships::sends_by(session, v6),
+        false => (None, 0),
+    };
+    let local = control.local().or(source).unwrap_or(address::unspecified(v6));
     if local.is_ipv6() != v6 {
         return Err(libc::EINVAL);
     }
     let mut more = control.more(session, peer.ip());
+    if peer.ip().is_multicast() && more.index == 0 {
+        more.index = index;
+    }
     more.broadcast = !v6 && options::may_broadcast(session);
     let header = Header { len: len as u16, peer, local, more };
     if how & libc::MSG_MORE != 0 || options::bits(session) & options::bit::CORK != 0 {

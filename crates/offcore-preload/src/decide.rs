@@ -4,19 +4,21 @@
 //! connects, listens, or sends its first datagram. Until then the kernel's socket keeps its options. Then the session's end
 //! takes its place under all its descriptors, with the same flags, and the options go with it.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 
+use libc::socklen_t;
 use offcore_session::message::{Call, NONE, ONLY_V6, Question, SHARE_ADDRESS, SHARE_PORT, Session as Where};
 use offcore_session::slot::{OPTIONS, Slot, state, wish};
 
 use crate::address;
-use crate::datagram_options;
+use crate::carried::{Options, copy_times};
 use crate::environment;
 use crate::explain::{self, Goes};
 use crate::kernel_listeners;
 use crate::link;
+use crate::memberships::{self, Change, Group};
 use crate::polled;
 use crate::rules;
 use crate::session::{self, Session};
@@ -35,7 +37,6 @@ const IPV6_FREEBIND: c_int = 78;
 /// # Errors
 /// `EMFILE`: the table has no room for the descriptor.
 pub(crate) fn opened(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) -> Result<(), Errno> {
-    static NUMBER: AtomicU32 = AtomicU32::new(1);
     let is_ip = matches!(domain, libc::AF_INET | libc::AF_INET6);
     let kind = match (kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK), protocol) {
         // MPTCP falls back to plain TCP, as Linux does with a peer without MPTCP.
@@ -46,7 +47,7 @@ pub(crate) fn opened(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) -> 
     if !is_ip || !link::is_used() {
         return Ok(());
     }
-    let place = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let place = table::next_number();
     let known = table::set(fd, Some(Entry { kind, v6: domain == libc::AF_INET6, generation: 0, place }));
     if known || environment::falls_back() { Ok(()) } else { Err(libc::EMFILE) }
 }
@@ -115,90 +116,10 @@ fn become_session(
         session.mark();
     }
     session.note_family();
+    if session.is_datagrams() {
+        memberships::carry(entry, &session);
+    }
     Ok(session)
-}
-
-/// Options of datagram sockets that their slots keep by name.
-const KEPT: [(c_int, c_int); 4] = [
-    (libc::SOL_SOCKET, libc::SO_BROADCAST),
-    (libc::SOL_SOCKET, libc::SO_REUSEADDR),
-    (libc::SOL_SOCKET, libc::SO_REUSEPORT),
-    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
-];
-
-/// Options of a socket of the kernel's that a session has, too.
-struct Options {
-    wishes: u32,
-    keep: [c_int; 3],
-    told: u32,
-    /// Options of a datagram socket, stored instead of `keep`.
-    datagrams: Option<[u32; 4]>,
-    /// Values of the options in [`KEPT`].
-    kept: [c_int; KEPT.len()],
-}
-
-impl Options {
-    /// Reads the options of `fd`. Copies options that the kernel applies to `end`.
-    fn of(fd: c_int, entry: Entry, end: c_int) -> Self {
-        let mut wishes = 0;
-        let none = libc::linger { l_onoff: 0, l_linger: 0 };
-        let linger = sys::socket_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, none).unwrap_or(none);
-        for (bit, on) in [
-            (wish::NO_DELAY, sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) != 0),
-            (wish::CORK, sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_CORK) != 0),
-            (wish::KEEP_ALIVE, sys::int_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE) != 0),
-            (wish::RESET, linger.l_onoff != 0 && linger.l_linger == 0),
-        ] {
-            wishes |= if on { bit } else { 0 };
-        }
-        let keep = [libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL, libc::TCP_KEEPCNT];
-        let keep = keep.map(|name| sys::int_option(fd, libc::IPPROTO_TCP, name));
-        // Those that a listener accepts have them, too.
-        let told = if copy_times(fd, end) { wish::TIMED } else { 0 };
-        let datagrams = entry.kind == Kind::OpenDatagrams;
-        let datagrams = datagrams.then(|| datagram_options::of_kernel(fd, entry.v6));
-        let kept = KEPT.map(|(level, name)| match level {
-            libc::IPPROTO_IPV6 if !entry.v6 => 0,
-            _ => sys::int_option(fd, level, name),
-        });
-        Self { wishes, keep, told, datagrams, kept }
-    }
-
-    fn give(&self, session: &Session) {
-        let wishes = &session.slot.wishes;
-        let [idle, interval, count] = self.keep;
-        wishes.keep_idle.store(idle as u32, Ordering::Relaxed);
-        wishes.keep_interval.store(interval as u32, Ordering::Relaxed);
-        wishes.keep_count.store(count as u32, Ordering::Relaxed);
-        if let Some(options) = self.datagrams {
-            datagram_options::give(session, options);
-            for ((level, name), value) in KEPT.into_iter().zip(self.kept).filter(|(_, value)| *value != 0) {
-                session.slot.kept.set(datagram_options::kept_name(level, name), value as u32);
-            }
-        }
-        wishes.told.fetch_or(self.told, Ordering::AcqRel);
-        if self.wishes != 0 {
-            wishes.options.fetch_or(self.wishes, Ordering::AcqRel);
-            session.slot.inherit_cork();
-            session.mark();
-        }
-    }
-}
-
-/// Gives one socket the times after which calls of another one give up. Whether it has any.
-pub(crate) fn copy_times(from: c_int, to: c_int) -> bool {
-    let mut any = false;
-    for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-        let zero = libc::timeval { tv_sec: 0, tv_usec: 0 };
-        let time = sys::socket_option(from, libc::SOL_SOCKET, name, zero);
-        if let Some(time) = time.filter(|time| time.tv_sec != 0 || time.tv_usec != 0) {
-            let (at, len) = ((&raw const time).cast(), size_of::<libc::timeval>());
-            // SAFETY: a time that lives until the call returns.
-            let _ = unsafe { sys::setsockopt(to, libc::SOL_SOCKET, name, at, len) };
-            any = true;
-        }
-    }
-    any
 }
 
 /// Asks for a session instead of `fd`.
@@ -238,8 +159,10 @@ pub(crate) enum Decided {
 pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, Errno> {
     let ip = to.ip();
     let any = ip.is_unspecified();
-    // A rule can name a datagram socket at all addresses.
-    let ours = any && entry.kind == Kind::OpenDatagrams && rules::may_listen(entry.kind, to.port());
+    // A rule can name a datagram socket at all addresses, or at a group.
+    let ours = (any || ip.is_multicast())
+        && entry.kind == Kind::OpenDatagrams
+        && rules::may_listen(entry.kind, to.port());
     if !ours && (any || ip.is_loopback() || ip.is_multicast() || rules::is_kernels(ip)?) {
         if !any {
             let why = if ip.is_loopback() || ip.is_multicast() { rules::NEVER } else { rules::KERNELS };
@@ -248,6 +171,11 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
         } else if entry.kind == Kind::OpenDatagrams && to.port() != 0 {
             explain::say("bind", entry.kind, to, Goes::Kernel("until it sends: no --only rule matches"));
         }
+        return Ok(Decided::Kernel);
+    }
+    if entry.kind == Kind::OpenDatagrams && !ours && !rules::may_bind(entry.kind, to.port()) {
+        explain::say("bind", entry.kind, to, Goes::Kernel(rules::NOT_NAMED));
+        leave(fd, entry);
         return Ok(Decided::Kernel);
     }
     if entry.kind == Kind::OpenStream {
@@ -261,12 +189,10 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
         }
         return Ok(Decided::Kernel);
     }
-    let mut question = Question::new(Call::Bind, NONE, kind_of_datagrams(fd, entry));
-    question.local = Some(to);
-    match ask_session(fd, &question, &[]) {
-        Ok(found) => {
+    match take(fd, entry, Some(to)) {
+        Ok(session) => {
             explain::say("bind", entry.kind, to, Goes::Stack);
-            become_session(fd, entry, false, found).map(Decided::Session)
+            Ok(Decided::Session(session))
         }
         // Neither has the address: the kernel returns the error.
         Err(libc::EADDRNOTAVAIL) => {
@@ -276,6 +202,47 @@ pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, E
         }
         Err(error) => no_stack("bind", fd, entry, to, error),
     }
+}
+
+/// Makes a datagram socket a session with an address.
+pub(crate) fn take(fd: c_int, entry: Entry, at: Option<SocketAddr>) -> Result<Session, Errno> {
+    let mut question = Question::new(Call::Bind, NONE, kind_of_datagrams(fd, entry));
+    question.local = Some(at.unwrap_or(SocketAddr::new(address::unspecified(entry.v6), 0)));
+    let found = ask_session(fd, &question, &[])?;
+    become_session(fd, entry, false, found)
+}
+
+/// Stores a change of an undecided socket's memberships that the kernel has made. A group for which the kernel has no interface may be
+/// the stack's: then the socket becomes a session.
+///
+/// # Errors
+/// The kernel's, or the stack's.
+///
+/// # Safety
+/// `value` is of `len` bytes.
+pub(crate) unsafe fn change_membership(
+    fd: c_int,
+    entry: Entry,
+    (change, option): (Change, (c_int, c_int)),
+    (value, len): (*const c_void, socklen_t),
+    changed: Result<(), Errno>,
+) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    let Ok(group) = (unsafe { Group::of(option.0, option.1, value, len) }) else { return changed };
+    if changed != Err(libc::ENODEV) || change == Change::Leave {
+        changed?;
+        memberships::note(entry, change, group);
+        return Ok(());
+    }
+    let bound = address::of_kernel(fd);
+    let port = bound.map_or(0, |bound| bound.port());
+    if rules::named(entry.kind, port) == Some(false) || !group.has_interface() {
+        return changed;
+    }
+    let session = take(fd, entry, bound)?;
+    explain::say("join", entry.kind, SocketAddr::new(group.address(), port), Goes::Stack);
+    // SAFETY: the caller's promise.
+    unsafe { memberships::set(&session, change, option, value, len) }
 }
 
 /// The kind of session, with the options that affect address conflicts.

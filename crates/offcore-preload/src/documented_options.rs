@@ -11,7 +11,7 @@ use libc::{
 };
 
 use crate::datagram_options;
-use crate::options::MEMBERSHIPS;
+use crate::memberships::MEMBERSHIPS;
 use crate::stream_options::{EFFECTIVE, Fresh, SWITCHES, check};
 use crate::sys::{self, Errno};
 
@@ -69,13 +69,15 @@ impl Kind {
 
     /// What becomes of an option that is set to another value than its default.
     fn tried(self, level: c_int, name: c_int) -> Result<(), Errno> {
-        if self == Self::Udp && MEMBERSHIPS.contains(&(level, name)) {
-            return Err(libc::ENODEV);
+        if self == Self::Udp && MEMBERSHIPS.iter().any(|(l, n, _)| (*l, *n) == (level, name)) {
+            return Ok(());
         }
         let fresh = self.fresh(level);
         let value: c_int = match (level, name) {
             (TCP, libc::TCP_MAXSEG) => 1000,
             (IP, libc::IP_MTU_DISCOVER) | (IPV6, libc::IPV6_MTU_DISCOVER) => libc::IP_PMTUDISC_DO,
+            // Any interface.
+            (IP, libc::IP_MULTICAST_IF) => 0,
             _ if sys::int_option(fresh.0, level, name) == 1 => 0,
             _ => 1,
         };

@@ -16,6 +16,7 @@ use offcore_session::slot::{number, state, wish};
 use crate::datagram_options::{self, kept_name};
 use crate::datagrams;
 use crate::link;
+use crate::memberships;
 use crate::real;
 use crate::session::Session;
 use crate::stream_options;
@@ -25,10 +26,6 @@ use crate::sys::{self, Errno};
 const SO_COOKIE: c_int = 57;
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SO_SNDTIMEO_NEW: c_int = 67;
-/// `linux/in.h`, which the crate libc lacks.
-const MCAST_JOIN_GROUP: c_int = 42;
-const MCAST_LEAVE_GROUP: c_int = 45;
-const MCAST_JOIN_SOURCE_GROUP: c_int = 46;
 
 /// A value that is read from the program.
 ///
@@ -229,20 +226,6 @@ pub(crate) unsafe fn set(
     Ok(())
 }
 
-/// Options for multicast membership, by level and name: none is supported.
-pub(crate) const MEMBERSHIPS: [(c_int, c_int); 10] = [
-    (libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP),
-    (libc::IPPROTO_IP, libc::IP_DROP_MEMBERSHIP),
-    (libc::IPPROTO_IP, libc::IP_ADD_SOURCE_MEMBERSHIP),
-    (libc::IPPROTO_IP, MCAST_JOIN_GROUP),
-    (libc::IPPROTO_IP, MCAST_LEAVE_GROUP),
-    (libc::IPPROTO_IP, MCAST_JOIN_SOURCE_GROUP),
-    (libc::IPPROTO_IPV6, libc::IPV6_ADD_MEMBERSHIP),
-    (libc::IPPROTO_IPV6, libc::IPV6_DROP_MEMBERSHIP),
-    (libc::IPPROTO_IPV6, MCAST_JOIN_GROUP),
-    (libc::IPPROTO_IPV6, MCAST_JOIN_SOURCE_GROUP),
-];
-
 /// `setsockopt` of a datagram socket.
 ///
 /// # Safety
@@ -254,15 +237,25 @@ unsafe fn set_of_datagrams(
     value: *const c_void,
     len: socklen_t,
 ) -> Result<(), Errno> {
-    if MEMBERSHIPS.contains(&(level, name)) {
-        return Err(libc::ENODEV);
+    if let Some(change) = memberships::change(level, name) {
+        // SAFETY: the caller's promise.
+        return unsafe { memberships::set(session, change, (level, name), value, len) };
+    }
+    if let (libc::IPPROTO_IP, libc::IP_MULTICAST_IF) | (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF) =
+        (level, name)
+    {
+        // SAFETY: the caller's promise.
+        return unsafe { memberships::send_by(session, level == libc::IPPROTO_IPV6, value, len) };
     }
     // SAFETY: the caller's promise.
     unsafe { datagram_options::check(session.entry.v6, level, name, value, len) }?;
     let is_known = datagram_options::has(level, name);
-    // SAFETY: the caller's promise.
-    if is_known && !datagram_options::can_be(level, name, unsafe { read::<c_int>(value, len) }?) {
-        return Err(libc::EINVAL);
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) {
+        // SAFETY: the caller's promise.
+        let wanted = unsafe { read::<c_int>(value, len) }?;
+        if !datagram_options::has_timestamps(wanted) {
+            return Err(libc::EINVAL);
+        }
     }
     let value = by_kernel(session, |fd| {
         // SAFETY: the caller's promise.
@@ -276,7 +269,8 @@ unsafe fn set_of_datagrams(
     datagram_options::set(session, level, name, value);
     match (level, name, value) {
         (libc::IPPROTO_UDP, datagram_options::UDP_CORK, 0) => datagrams::cork::push(session),
-        (libc::IPPROTO_IP, libc::IP_RECVERR, _) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR, _) => {
+        (libc::IPPROTO_IP, libc::IP_RECVERR | libc::IP_MULTICAST_ALL, _)
+        | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR | datagram_options::IPV6_MULTICAST_ALL, _) => {
             session.mark();
             Ok(())
         }

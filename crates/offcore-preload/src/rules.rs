@@ -38,6 +38,14 @@ fn is_number(text: &[u8], number: u16) -> bool {
     core::str::from_utf8(text).is_ok_and(|text| text.parse() == Ok(number))
 }
 
+/// Whether a datagram socket at an address of the stack may be the stack's. With port 0 its datagrams have any port: a rule has to name
+/// the protocol.
+pub(crate) fn may_bind(kind: Kind, port: u16) -> bool {
+    let parts = || environment::only().split(|byte| matches!(byte, b';' | b' '));
+    named(kind, port)
+        .is_none_or(|named| named || port == 0 && parts().any(|part| part.starts_with(word(kind))))
+}
+
 /// Whether a socket that listens at a port, of all addresses, is the stack's, too.
 pub(crate) fn may_listen(kind: Kind, port: u16) -> bool {
     named(kind, port).unwrap_or(kind == Kind::OpenStream)
@@ -56,7 +64,9 @@ pub(crate) const KERNELS: &str = "an address of the kernel";
 pub(crate) fn keeps(kind: Kind, to: SocketAddr) -> Result<Option<&'static str>, Errno> {
     let ip = to.ip();
     Ok(match ip {
-        _ if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() => Some(NEVER),
+        _ if ip.is_loopback() || ip.is_unspecified() => Some(NEVER),
+        // A rule can name the port of a group.
+        _ if ip.is_multicast() && named(kind, to.port()) != Some(true) => Some(NEVER),
         IpAddr::V4(ip) if ip.is_broadcast() => Some(NEVER),
         _ if named(kind, to.port()) == Some(false) => Some(NOT_NAMED),
         _ => is_kernels(ip)?.then_some(KERNELS),

@@ -4,7 +4,7 @@
 
 use core::ffi::c_int;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use offcore_session::Place;
 use offcore_session::message::Session;
@@ -122,6 +122,12 @@ fn word(fd: c_int) -> Option<&'static AtomicU64> {
     let at = usize::try_from(fd).ok().filter(|at| *at < DESCRIPTORS && !words.is_null())?;
     // SAFETY: the table has so many words, is never unmapped, and its words are atomics, all zeros at first.
     Some(unsafe { &*words.add(at) })
+}
+
+/// A number for a socket of this process.
+pub(crate) fn next_number() -> u32 {
+    static NUMBER: AtomicU32 = AtomicU32::new(1);
+    NUMBER.fetch_add(1, Ordering::Relaxed)
 }
 
 /// What a descriptor is; `None` when the kernel has it alone.

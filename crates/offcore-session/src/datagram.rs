@@ -14,6 +14,10 @@ const ALIGN: usize = 8;
 pub const HEARS_ERRORS: u32 = 1 << 14;
 /// `IPV6_RECVERR`.
 pub const HEARS_ERRORS_6: u32 = 1 << 15;
+/// `IP_MULTICAST_ALL`.
+pub const TAKES_ALL_GROUPS: u32 = 1 << 16;
+/// `IPV6_MULTICAST_ALL`.
+pub const TAKES_ALL_GROUPS_6: u32 = 1 << 17;
 
 /// What stands in front of a datagram's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,13 +32,14 @@ pub struct Header {
 }
 
 /// Fields of a [`Header`] that concern few programs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct More {
     /// Time to live, or hop limit. To be sent: 0 selects the default.
     pub hops: u8,
     /// Type of service, or traffic class: DSCP and ECN.
     pub tos: u8,
-    /// Received: the interface index of the kernel, or else of the stack.
+    /// Received: the interface index of the kernel, or else of the stack. To be sent to a group: the index of the interface that
+    /// sends it; 0 for any.
     pub index: u32,
     /// To be sent: [`PathMtu`] as a number.
     pub path_mtu: u8,
@@ -42,6 +47,10 @@ pub struct More {
     pub segment: u16,
     /// To be sent: broadcasts are allowed (`SO_BROADCAST`).
     pub broadcast: bool,
+    /// To be sent to a group: sockets of this host do not receive it (`IP_MULTICAST_LOOP` of 0).
+    pub no_loop: bool,
+    /// Received, to a group or a broadcast of IPv4: an own address of the interface.
+    pub own: Ipv4Addr,
     /// Received: the number of datagrams that the socket dropped before.
     pub lost: u32,
     /// Received: the time in microseconds since 1970.
@@ -61,6 +70,23 @@ pub enum PathMtu {
     Do = 2,
     /// Sent if it fits the interface's MTU; the path MTU is ignored. DF is set.
     Probe = 3,
+}
+
+impl Default for More {
+    fn default() -> Self {
+        Self {
+            hops: 0,
+            tos: 0,
+            index: 0,
+            path_mtu: 0,
+            segment: 0,
+            broadcast: false,
+            no_loop: false,
+            own: Ipv4Addr::UNSPECIFIED,
+            lost: 0,
+            time: 0,
+        }
+    }
 }
 
 impl More {
@@ -87,10 +113,11 @@ impl Header {
     }
 
     /// The encoding in the FIFO, little-endian: length, port, family, hops, type of service, path MTU; both addresses, 16
-    /// bytes each; time, lost datagrams, interface, segment, broadcast.
+    /// bytes each; time, lost datagrams, interface, segment, broadcast, whether sockets of this host do not receive it,
+    /// own address.
     pub fn to_bytes(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
-        let More { hops, tos, index, path_mtu, segment, broadcast, lost, time } = self.more;
+        let More { hops, tos, index, path_mtu, segment, broadcast, no_loop, own, lost, time } = self.more;
         // copy-ok: a few bytes of a header
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
         put(0, &self.len.to_le_bytes());
@@ -106,7 +133,8 @@ impl Header {
         put(48, &lost.to_le_bytes());
         put(52, &index.to_le_bytes());
         put(56, &segment.to_le_bytes());
-        put(58, &[broadcast.into()]);
+        put(58, &[broadcast.into(), no_loop.into()]);
+        put(60, &own.octets());
         bytes
     }
 
@@ -128,6 +156,8 @@ impl Header {
             index: u32::from_le_bytes(*bytes[52..].first_chunk()?),
             segment: u16::from_le_bytes(*bytes[56..].first_chunk()?),
             broadcast: bytes[58] != 0,
+            no_loop: bytes[59] != 0,
+            own: Ipv4Addr::from(*bytes[60..].first_chunk()?),
             lost: u32::from_le_bytes(*bytes[48..].first_chunk()?),
             time: u64::from_le_bytes(*bytes[40..].first_chunk()?),
         };
@@ -201,6 +231,8 @@ mod tests {
             path_mtu: 4,
             segment: 500,
             broadcast: true,
+            no_loop: true,
+            own: [10, 0, 0, 9].into(),
             lost: 1 << 20,
             time: 1 << 50,
         };

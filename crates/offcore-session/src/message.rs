@@ -25,7 +25,7 @@ use crate::undelivered;
 /// The first word of [`Hello`] and [`Welcome`].
 pub const MAGIC: u32 = u32::from_le_bytes(*b"OFFC");
 /// The second one.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// In place of a version: somebody only asks which one the stack has, and whether its user may attach. [`Welcome`] tells, and
 /// the socket is closed.
 pub const ASK: u32 = 0;
@@ -92,6 +92,19 @@ pub enum Call {
     /// it; `EAGAIN` for an empty queue. A `value` other than 0 is an MTU: the question adds the error of a datagram to `remote`
     /// that is longer.
     Undelivered = 8,
+    /// Datagram socket `number` joins or leaves the multicast group `remote`; `value` is a [`Membership`]. The index in `options[0]` selects
+    /// the interface, else the address `local` does, else the route to the group. The first word of [`Answer::info`] is its index.
+    Group = 9,
+}
+
+/// The operation of [`Call::Group`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Membership {
+    Leave = 0,
+    Join = 1,
+    /// Finds the interface, without a session.
+    Find = 2,
 }
 
 /// No session.
@@ -257,7 +270,7 @@ impl Welcome {
 }
 
 impl Call {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Segments,
         Self::Bind,
         Self::Connect,
@@ -266,6 +279,7 @@ impl Call {
         Self::Info,
         Self::Fork,
         Self::Undelivered,
+        Self::Group,
     ];
 }
 

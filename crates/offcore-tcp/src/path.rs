@@ -7,6 +7,8 @@
 mod copies;
 mod fragments;
 mod links;
+mod loopback;
+mod many;
 mod queue;
 
 use std::collections::VecDeque;
@@ -121,6 +123,12 @@ fn finish_datagram(
         return cache.free(packet);
     };
     packet.push(sealed.headers.into());
+    if sealed.loops {
+        match many::copy_of(&packet, cache) {
+            Some(copy) => links.looped.push(copy),
+            None => out.drop_copies(),
+        }
+    }
     if by_port {
         leave_checksum(&mut packet, &open_checksum(sealed.transport, udp::CHECKSUM_OFFSET));
     }
@@ -209,38 +217,6 @@ impl Path {
         if link.longest != longest {
             link.longest = longest;
             self.stack.set_segment_offload(iface, longest as u32);
-        }
-    }
-
-    /// Adds the [loopback interface](Stack::add_loopback), after all interfaces of ports.
-    pub fn add_loopback(&mut self) {
-        let iface = self.stack.add_loopback();
-        self.links.loopback = Some(iface);
-        self.set_link(
-            iface,
-            Offloads { checksum: true, tso4: true, tso6: true, ..Offloads::default() },
-            true,
-        );
-    }
-
-    /// Receives a burst of the packets that the host has sent to itself. Returns their number, and at least 1 if packets are left.
-    pub fn loop_back(&mut self, ctx: &mut Context<'_>, now: u64) -> usize {
-        let Some(iface) = self.links.loopback else { return 0 };
-        let is_open = self.is_open();
-        let queue = &mut self.links.get(iface).queue;
-        if queue.is_empty() || !is_open {
-            return usize::from(!queue.is_empty());
-        }
-        let count = queue.len().min(BURST);
-        let mut burst: Burst = queue.drain(..count).collect();
-        self.receive(ctx, now, iface, &mut burst);
-        count
-    }
-
-    /// Frees the packets that the host has sent to itself and not received.
-    pub fn drop_looped(&mut self, cache: &mut PoolCache) {
-        if let Some(iface) = self.links.loopback {
-            cache.free_all(self.links.get(iface).queue.drain(..));
         }
     }
 
@@ -334,6 +310,7 @@ impl Path {
         self.stack.rx(now, iface, &mut heads, &mut self.out);
         drop(heads);
         let mut places = self.out.places.drain(..);
+        let mut copied = Vec::new();
         for (mut packet, verdict) in packets.drain(..).zip(self.out.verdicts.drain(..)) {
             match verdict {
                 Verdict::Consumed | Verdict::Drop(_) => ctx.cache.free(packet),
@@ -347,8 +324,13 @@ impl Path {
                     let link = (iface, self.stack.mtu(iface));
                     self.links.send_whole(&mut self.stack, link, packet, ctx.cache);
                 }
+                Verdict::Copies => copied.push(packet),
                 Verdict::Fragment => self.whole.extend(self.fragments.add(now, packet, ctx.cache)),
             }
+        }
+        drop(places);
+        if !copied.is_empty() {
+            self.take_copies(copied, ctx);
         }
         ctx.clock.lap(Stage::Header);
     }
@@ -375,6 +357,7 @@ impl Path {
         // What a turn took that found nothing to do belongs to no stage of a packet's way.
         ctx.clock.lap(if self.out.is_empty() { Stage::Idle } else { Stage::Header });
         self.take_out(ctx, now);
+        self.take_looped(ctx);
     }
 
     /// Packets to be sent that there are buffers for, those of the longest kind.

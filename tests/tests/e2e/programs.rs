@@ -71,6 +71,11 @@ fn listen() {
 }
 
 #[test]
+fn multicast() {
+    same_twice("multicast", 100);
+}
+
+#[test]
 fn options() {
     same_twice("options", 373);
 }
@@ -124,4 +129,4 @@ macro_rules! on_stack {
     };
 }
 
-on_stack! { connect control cork descriptors ending epoll errors exhausted files fortify listen options polling processes servers stdio stream threads udp }
+on_stack! { connect control cork descriptors ending epoll errors exhausted files fortify listen multicast options polling processes servers stdio stream threads udp }

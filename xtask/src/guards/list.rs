@@ -279,6 +279,12 @@ pub(super) const LIST: &[Guard] = &[
         package: TCP, executable: "network", test: "flood_of_advertisements_is_bounded",
     },
     Guard {
+        name: "groups of a user",
+        file: "crates/offcore-tcp/src/proto/memberships.rs",
+        code: "count >= OF_USER", without: "count >= OF_USER * 100",
+        package: TCP, executable: "network", test: "groups_have_limits",
+    },
+    Guard {
         name: "two hours of an address",
         file: "crates/offcore-tcp/src/proto/routers.rs",
         code: "if given > two_hours || given > valid {", without: "if given > 0 && two_hours > 0 {",

@@ -28,6 +28,7 @@ mod attach;
 mod awake;
 mod calls;
 mod counts;
+mod datagram_bits;
 mod datagrams;
 mod door;
 mod errands;

@@ -10,6 +10,7 @@ use offcore_session::message::Accepted;
 use offcore_session::slot::{state, wish};
 
 use crate::address::{self, End};
+use crate::carried;
 use crate::datagrams;
 use crate::decide::{self, Decided};
 use crate::link;
@@ -258,7 +259,7 @@ unsafe fn take(
     session.note_family();
     session.slot.wishes.told.fetch_or(wish::ACCEPTED, Ordering::AcqRel);
     if listener.slot.wishes.told.load(Ordering::Relaxed) & wish::TIMED != 0 {
-        decide::copy_times(listener.fd, fd);
+        carried::copy_times(listener.fd, fd);
     }
     // SAFETY: the caller's promise.
     unsafe { address::write(address::of(session.slot, End::Peer), session.entry.v6, from, len) };

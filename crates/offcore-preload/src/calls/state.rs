@@ -9,6 +9,7 @@ use offcore_session::slot::{state, wish};
 use crate::address::{self, End};
 use crate::decide;
 use crate::kernel_listeners;
+use crate::memberships;
 use crate::options;
 use crate::real;
 use crate::session::{self, Session, Target};
@@ -87,6 +88,15 @@ pub(super) unsafe extern "C" fn setsockopt(
         Target::Undecided(entry) if entry.kind == Kind::OpenStream => {
             // SAFETY: the caller's promise.
             unsafe { stream_options::check(entry.v6, level, name, value, len) }.map(|()| Some(entry))
+        }
+        Target::Undecided(entry) if let Some(change) = memberships::change(level, name) => {
+            // SAFETY: the caller's promise.
+            let done = sys::of_libc(unsafe { real::setsockopt(fd, level, name, value, len) } as isize);
+            let done = done.map(drop);
+            // SAFETY: as above.
+            let done =
+                unsafe { decide::change_membership(fd, entry, (change, (level, name)), (value, len), done) };
+            return sys::returned_int(done.map(|()| 0));
         }
         // A filter would be lost when the socket becomes the stack's.
         Target::Undecided(_) if level == libc::SOL_SOCKET && FILTERS.contains(&name) => {

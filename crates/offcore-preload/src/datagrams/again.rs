@@ -19,6 +19,7 @@ use crate::decide;
 use crate::link;
 use crate::listeners::{self, LOOK};
 use crate::lost;
+use crate::memberships;
 use crate::session::{self, Session};
 use crate::step::Step;
 use crate::sys::{self, Errno};
@@ -103,6 +104,7 @@ fn ask(fd: c_int, entry: Entry, slot: &'static Slot) -> Result<Session, Errno> {
     let new = Entry::session(Kind::Datagrams, entry.v6, found);
     let session = listeners::replace(fd, entry, end, new).ok_or(libc::EIO)?;
     decide::inherit(&session, slot);
+    memberships::join_again(&session);
     // Bytes that are in the pair of this session.
     session.slot.wishes.leftover.store(0, Ordering::Relaxed);
     Ok(session)

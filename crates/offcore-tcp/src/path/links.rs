@@ -68,6 +68,8 @@ pub(super) struct Links {
     /// Neighbours that had answered when it was last looked whether stations are known, and when that was.
     looked: (u32, u64),
     pub(super) stats: PathStats,
+    /// Copies of datagrams that sockets of this host receive, too; empty between turns.
+    pub(super) looped: Vec<Packet>,
     /// Buffers of the pool that are this worker's part of it.
     part: usize,
 }
@@ -76,7 +78,8 @@ impl Links {
     /// Of a worker whose part of the pool is so many buffers.
     pub(super) fn new(pool: &'static Pool, part: usize) -> Self {
         let (looked, stats) = ((0, 0), PathStats::default());
-        Self { links: Vec::new(), loopback: None, pool, waiting: VecDeque::new(), looked, stats, part }
+        let (waiting, looped) = (VecDeque::new(), Vec::new());
+        Self { links: Vec::new(), loopback: None, pool, waiting, looked, stats, looped, part }
     }
 
     /// Buffers that wait for the port which has the fewest. It is what plans of packets are to wait for: more would have all

@@ -202,7 +202,7 @@ impl Stack {
     /// [`CallError::Gone`], [`CallError::NotOpen`]; [`CallError::Misuse`] when its index means nothing: the connection is
     /// reset.
     pub fn written(&mut self, now: u64, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
-        let Some(this) = self.conns.get_mut(conn) else { return self.datagrams_moved(conn, out) };
+        let Some(this) = self.conns.get_mut(conn) else { return self.datagrams_moved(now, conn, out) };
         if !this.tcb.may_send() {
             return Err(CallError::NotOpen);
         }
@@ -248,7 +248,7 @@ impl Stack {
     /// # Errors
     /// [`CallError::Gone`]; [`CallError::Misuse`] when its index means nothing: the connection is reset.
     pub fn consumed(&mut self, now: u64, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
-        let Some(this) = self.conns.get_mut(conn) else { return self.datagrams_moved(conn, out) };
+        let Some(this) = self.conns.get_mut(conn) else { return self.datagrams_moved(now, conn, out) };
         let arena = &mut self.arenas[this.app];
         match this.rx.consumed(arena) {
             Ok(position) => {
@@ -358,7 +358,7 @@ impl Stack {
     /// The application lets go of a connection: it ends as Linux ends one. When there is data that was not read, the peer
     /// learns that it was lost (RFC 9293, 3.6.1).
     pub fn close(&mut self, now: u64, conn: ConnId, out: &mut Out) {
-        let Some(this) = self.conns.get_mut(conn) else { return self.close_datagrams(conn) };
+        let Some(this) = self.conns.get_mut(conn) else { return self.close_datagrams(now, conn) };
         let tcb = &mut this.tcb;
         if tcb.state == State::SynSent || tcb.receiver.unread() > 0 {
             return self.abort(now, conn, out);

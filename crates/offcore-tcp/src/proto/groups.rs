@@ -128,7 +128,9 @@ impl Groups {
             return Err(CallError::NotOurs);
         }
         if self.groups.len() >= MOST && !self.groups.contains_key(&group) {
-            return Err(CallError::TooMany);
+            // A group that was left makes room. Its last reports are lost.
+            let left = self.groups.iter().find(|(_, entry)| entry.users == 0).map(|(group, _)| *group);
+            self.groups.remove(&left.ok_or(CallError::TooMany)?);
         }
         let entry = self.groups.entry(group).or_default();
         entry.users += 1;

@@ -1,9 +1,8 @@
-//! Calls about a stack's interfaces: their addresses, their MTU and their multicast groups.
+//! Calls about a stack's interfaces: their addresses and their MTU.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use super::addr::any_like;
-use super::call_error::CallError;
 use super::iface::{Iface, IfaceConfig};
 use super::net::NO_STATION;
 use super::packet::DropReason;
@@ -75,23 +74,5 @@ impl Stack {
     /// Counts packets of other VLANs, which are dropped before they reach the stack.
     pub fn count_foreign(&mut self, packets: u64) {
         self.drops.count_many(DropReason::NotForUs, packets);
-    }
-
-    /// Joins a multicast group: the host receives its packets and reports the group to routers and switches. The
-    /// interface with the address `by` joins it, or else the interface of the route to the group. Returns the interface's
-    /// number. Each join needs a [leave](Self::leave_group).
-    ///
-    /// # Errors
-    /// [`CallError::NotOurs`] for `by`, and for an address that is not a group; [`CallError::TooMany`], [`CallError::NoRoute`].
-    pub fn join_group(&mut self, now: u64, by: Option<IpAddr>, group: IpAddr) -> Result<u8, CallError> {
-        self.net.join(now, by, group)
-    }
-
-    /// Leaves a group on interface `iface`.
-    ///
-    /// # Errors
-    /// [`CallError::Gone`] if the group is not joined.
-    pub fn leave_group(&mut self, now: u64, iface: u8, group: IpAddr) -> Result<(), CallError> {
-        self.net.leave(now, iface, group)
     }
 }

@@ -93,16 +93,10 @@ impl Net {
         number
     }
 
-    /// Joins a multicast group by the interface that has the address `by`, or else by the interface of the route to the group.
-    /// Returns the interface's number. Each join needs a [`leave`](Self::leave).
-    pub(crate) fn join(&mut self, now: u64, by: Option<IpAddr>, group: IpAddr) -> Result<u8, CallError> {
-        let iface = match by {
-            Some(address) => self.ifaces.iter().position(|iface| iface.owns(address)),
-            None => self.way(group).map_or(Some(0), |way| Some(way.iface.into())),
-        };
-        let iface = iface.ok_or(CallError::NotOurs)?;
-        self.ifaces.get_mut(iface).ok_or(CallError::NoRoute)?.groups.join(now, group)?;
-        Ok(iface as u8)
+    /// Joins a multicast group on interface `iface`. Each join needs a [`leave`](Self::leave).
+    pub(crate) fn join(&mut self, now: u64, iface: u8, group: IpAddr) -> Result<(), CallError> {
+        let iface = self.ifaces.get_mut(usize::from(iface)).ok_or(CallError::NoRoute)?;
+        iface.groups.join(now, group)
     }
 
     /// Leaves a group on interface `iface`.

@@ -7,13 +7,18 @@ use super::call_error::CallError;
 use super::sockets::Peer;
 use super::stack::Stack;
 
+/// Whether datagrams of a socket that is bound to the address have it as their source. As on Linux, a group is not a source.
+pub(super) fn sends_from(bound: &IpAddr) -> bool {
+    !bound.is_unspecified() && !bound.is_multicast()
+}
+
 impl Stack {
     /// Our address from which packets to `to` go.
     ///
     /// # Errors
     /// [`CallError::NoRoute`]; [`CallError::Tentative`] in an interface's first second, over IPv6.
     pub fn source_to(&self, to: IpAddr) -> Result<IpAddr, CallError> {
-        match self.net.way(to) {
+        match self.net.way_to_many(to, None, 0).or_else(|| self.net.way(to)) {
             Some(way) => Ok(way.source),
             None if self.net.may_have_way(to) => Err(CallError::Tentative),
             None => Err(CallError::NoRoute),
@@ -37,7 +42,7 @@ impl Stack {
         let new = match peer {
             Some(address) => {
                 let to = address.ip();
-                let source = match self.net.way_to_many(to, bound.filter(|bound| !bound.is_unspecified())) {
+                let source = match self.net.way_to_many(to, bound.filter(sends_from), 0) {
                     Some(way) => way.source,
                     None => self.source_to(to)?,
                 };
@@ -45,7 +50,7 @@ impl Stack {
                 if to.is_unspecified() || other_family {
                     return Err(CallError::NoRoute);
                 }
-                let source = bound.filter(|bound| !bound.is_unspecified()).unwrap_or(source);
+                let source = bound.filter(sends_from).unwrap_or(source);
                 Some(Peer { address, source })
             }
             None => None,

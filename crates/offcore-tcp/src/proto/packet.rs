@@ -6,6 +6,7 @@ use std::ops::Range;
 use offcore_wire::Sum;
 
 use super::addr::{ConnId, SOCKETS};
+use super::joined::ToMany;
 
 /// Bytes of a packet that the protocols see: the longest Ethernet, IP and TCP headers fit.
 pub const HEAD: usize = 128;
@@ -40,6 +41,8 @@ pub enum Verdict {
     Reply,
     /// Its payload belongs into a FIFO: the next one of [`Out::places`] says where.
     Place,
+    /// Its payload belongs into several FIFOs: see [`Out::to_many`].
+    Copies,
     /// It is a part of a packet for us, which is to be given to the stack when all of it is there.
     Fragment,
 }
@@ -180,6 +183,8 @@ pub struct SealedDatagram {
     pub headers: u8,
     pub transport: u8,
     pub known: bool,
+    /// Sockets of this host receive a copy. The newest entry of [`Out::to_many`] is for it.
+    pub loops: bool,
     pub mtu: u16,
 }
 
@@ -230,6 +235,9 @@ pub struct Out {
     pub verdicts: Vec<Verdict>,
     /// One for each verdict that is [`Verdict::Place`].
     pub places: Vec<Place>,
+    /// One for each verdict that is [`Verdict::Copies`], and the sockets of all of them.
+    pub to_many: Vec<ToMany>,
+    pub receivers: Vec<ConnId>,
     /// To be sent, in this order, before what is planned.
     pub controls: Vec<Control>,
     /// The same.
@@ -239,6 +247,13 @@ pub struct Out {
 }
 
 impl Out {
+    /// Removes the newest entry of [`to_many`](Self::to_many), for lack of a packet.
+    pub(crate) fn drop_copies(&mut self) {
+        if let Some(many) = self.to_many.pop() {
+            self.receivers.truncate(self.receivers.len().saturating_sub(many.count as usize));
+        }
+    }
+
     /// Whether there is nothing to be done.
     pub fn is_empty(&self) -> bool {
         self.verdicts.is_empty()
@@ -252,6 +267,8 @@ impl Out {
     pub fn clear(&mut self) {
         self.verdicts.clear();
         self.places.clear();
+        self.to_many.clear();
+        self.receivers.clear();
         self.controls.clear();
         self.messages.clear();
         self.plans.clear();

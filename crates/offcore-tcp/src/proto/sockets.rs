@@ -13,6 +13,7 @@ use super::ahead::Ahead;
 use super::arenas::Arenas;
 use super::config::{Buffers, Config};
 use super::iface::Way;
+use super::joined::{Joined, UserJoins};
 use super::memory;
 
 /// Microseconds between two sweeps, and the number of sockets in one call.
@@ -118,6 +119,7 @@ pub(super) struct Socket {
     /// Datagrams dropped because the FIFO was full.
     pub lost: u32,
     pub errors: Errors,
+    pub joined: Joined,
     pub in_flight: VecDeque<Outgoing>,
     pub wants_room: bool,
     /// It waits for memory, see [`Shortage`](super::shortage::Shortage).
@@ -226,6 +228,7 @@ pub(super) struct Sockets {
     sweep: (u64, usize),
     /// The second that errors were last sent in, and how many more may be.
     errors: (u64, u32),
+    pub joins: UserJoins,
     /// Packets that were fragmented.
     fragmented: u64,
 }
@@ -286,6 +289,29 @@ impl Sockets {
         }
         let count = all.iter().filter(shares).count();
         all.iter().filter(shares).nth(choose(count)).map(|index| self.id(*index))
+    }
+
+    /// The sockets that receive a datagram to a group or a broadcast, the newest first: all at the port whose address and peer
+    /// allow it.
+    pub(super) fn receivers(
+        &self,
+        (iface, to, port): (u8, IpAddr, u16),
+        peer: SocketAddr,
+    ) -> impl Iterator<Item = ConnId> {
+        let takes = move |socket: &Socket| {
+            let address = socket.local().is_none_or(|local| local == to || local == any_like(to));
+            let from = socket.peer.is_none_or(|known| known.address == peer);
+            address && from && socket.joined.takes(iface, to)
+        };
+        let all = self.by_port.get(&port).into_iter().flatten().rev();
+        all.filter(move |index| self.at(**index).is_some_and(takes)).map(|index| self.id(*index))
+    }
+
+    /// Counts a datagram that a socket has lost.
+    pub(super) fn count_lost(&mut self, id: ConnId) {
+        if let Some(socket) = self.get_mut(id) {
+            socket.lost = socket.lost.wrapping_add(1);
+        }
     }
 
     fn at(&self, index: u32) -> Option<&Socket> {

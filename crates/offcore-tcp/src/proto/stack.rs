@@ -229,7 +229,8 @@ impl Stack {
             return Err(DropReason::Source);
         }
         if ip.fragment {
-            return if to_us && to_station { Ok(Verdict::Fragment) } else { Err(DropReason::NotForUs) };
+            let takes = to_us && to_station || here.is_in_group(ip.dst);
+            return if takes { Ok(Verdict::Fragment) } else { Err(DropReason::NotForUs) };
         }
         if let RxChecksum::Unknown { rest } = packet.checksum
             && matches!(

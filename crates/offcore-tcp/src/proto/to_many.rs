@@ -24,7 +24,7 @@ pub(super) fn station_of_group(group: IpAddr) -> MacAddr {
 
 impl Iface {
     /// The source address for a group or a broadcast. A group of link-local scope gets a link-local source (RFC 6724, 5).
-    fn source_to_many(&self, to: IpAddr) -> Option<IpAddr> {
+    pub(super) fn source_to_many(&self, to: IpAddr) -> Option<IpAddr> {
         let of_link = |address: IpAddr| match address {
             IpAddr::V4(_) => true,
             IpAddr::V6(address) => address.is_unicast_link_local(),
@@ -58,15 +58,19 @@ impl Net {
     }
 
     /// The route of a datagram to a group or to 255.255.255.255; `None` for any other destination. The source address `from`
-    /// selects the interface, else a route does, else it is the first one.
-    pub(super) fn way_to_many(&self, to: IpAddr, from: Option<IpAddr>) -> Option<Way> {
+    /// selects the interface, else its `index` does if it is not 0, else a route does, else it is the first one.
+    pub(super) fn way_to_many(&self, to: IpAddr, from: Option<IpAddr>, index: u32) -> Option<Way> {
         if !to.is_multicast() && to != Ipv4Addr::BROADCAST {
             return None;
         }
         let by_source = from.and_then(|from| self.ifaces.iter().position(|iface| iface.owns(from)));
         let by_route = || self.way(to).map(|way| usize::from(way.iface));
         let first = || self.ifaces.iter().position(|iface| iface.source_to_many(to).is_some());
-        let iface = by_source.or_else(by_route).or_else(first)?;
+        let iface = match by_source {
+            None if index > 0 => self.ifaces.iter().position(|iface| iface.index == index),
+            by_source => by_source.or_else(by_route).or_else(first),
+        };
+        let iface = iface?;
         let source = from.or_else(|| self.ifaces[iface].source_to_many(to))?;
         Some(Way { iface: iface as u8, next_hop: to, source })
     }

@@ -14,6 +14,8 @@ use super::ahead::Ahead;
 use super::call_error::CallError;
 use super::config::Buffers;
 use super::ip::{self, Envelope, IpHeaders};
+use super::joined::Joined;
+use super::one_peer::sends_from;
 use super::packet::{
     Cause, DropReason, Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, SealedDatagram, Verdict,
 };
@@ -63,7 +65,8 @@ impl Stack {
         if !self.arenas.is_open(app) {
             return Err(CallError::NoApp);
         }
-        if !address.is_none_or(|address| address.is_unspecified() || self.net.has(address)) {
+        let to_many = |address: IpAddr| address.is_unspecified() || address.is_multicast();
+        if !address.is_none_or(|address| to_many(address) || self.net.has(address)) {
             return Err(CallError::NotOurs);
         }
         let from = self.fragment_ident();
@@ -101,6 +104,7 @@ impl Stack {
             path_mtu: PathMtu::Ignore,
             lost: 0,
             errors: Errors::default(),
+            joined: Joined::default(),
             in_flight: VecDeque::new(),
             wants_room: false,
             waits: false,
@@ -169,12 +173,6 @@ impl Stack {
             self.dhcp_message(now, (iface, ip.src_mac), message.unwrap_or_default(), out);
             return Ok(Verdict::Consumed);
         }
-        let Some(id) = self.socket_of(SocketAddr::new(ip.dst, to), peer) else {
-            if self.net.has(ip.dst) {
-                self.port_unreachable(now, ip, packet.head, out);
-            }
-            return Err(DropReason::NoConnection);
-        };
         let head: &[u8] = packet.head;
         let tos = match (ip.dst, head.get(ip::ETHERNET..)) {
             (IpAddr::V4(_), Some([_, tos, ..])) => *tos,
@@ -185,7 +183,15 @@ impl Stack {
         let index = self.net.ifaces.get(usize::from(iface)).map_or(0, |iface| iface.index);
         let more = More { hops: ip.hops, tos, index, time, ..More::default() };
         let header = Header { len: (len - udp::HEADER_LEN) as u16, peer, local: ip.dst, more };
-        self.take_datagram(id, header, ip.transport + udp::HEADER_LEN, out)
+        let skip = ip.transport + udp::HEADER_LEN;
+        if !self.net.has(ip.dst) {
+            return self.datagram_to_many(iface, header, to, skip, out);
+        }
+        let Some(id) = self.socket_of(SocketAddr::new(ip.dst, to), peer) else {
+            self.port_unreachable(now, ip, packet.head, out);
+            return Err(DropReason::NoConnection);
+        };
+        self.take_datagram(id, header, skip, out)
     }
 
     /// The socket that receives datagrams from `peer` to `local`.
@@ -195,7 +201,7 @@ impl Stack {
     }
 
     /// Orders the copy of a datagram, whose payload begins at `skip`, when there is room for it.
-    fn take_datagram(
+    pub(super) fn take_datagram(
         &mut self,
         id: ConnId,
         mut header: Header,
@@ -256,12 +262,12 @@ impl Stack {
 
     /// The application has read datagrams, or written some.
     #[inline(never)]
-    pub(super) fn datagrams_moved(&mut self, id: ConnId, out: &mut Out) -> Result<(), CallError> {
+    pub(super) fn datagrams_moved(&mut self, now: u64, id: ConnId, out: &mut Out) -> Result<(), CallError> {
         let socket = self.udp.get_mut(id).filter(|socket| !socket.closed).ok_or(CallError::Gone)?;
         let arena = &mut self.arenas[socket.app];
         let (read, written) = (socket.rx.consumed(arena), socket.tx.written(arena));
         let (Ok(read), Ok(written)) = (read, written) else {
-            self.misused(id, out);
+            self.misused(now, id, out);
             return Err(CallError::Misuse);
         };
         socket.consumed = read;
@@ -300,30 +306,31 @@ impl Stack {
     }
 
     /// The application lets go of a socket: what it has written is sent.
-    pub(super) fn close_datagrams(&mut self, id: ConnId) {
+    pub(super) fn close_datagrams(&mut self, now: u64, id: ConnId) {
         let Some(socket) = self.udp.get_mut(id).filter(|socket| !socket.closed) else { return };
         if let Ok(written) = socket.tx.written(&self.arenas[socket.app]) {
             socket.written = written;
         }
         self.udp.make_ready(id);
-        self.close_socket(id);
+        self.close_socket(now, id);
     }
 
     /// What the application has written means nothing: the socket is over.
-    fn misused(&mut self, id: ConnId, out: &mut Out) {
+    fn misused(&mut self, now: u64, id: ConnId, out: &mut Out) {
         let Some(socket) = self.udp.get_mut(id) else { return };
         socket.written = socket.planned;
         socket.record = None;
         if !socket.closed {
             out.events.push(Event::Closed(id, Cause::Aborted));
         }
-        self.close_socket(id);
+        self.close_socket(now, id);
     }
 
     /// Its port is free again; the rest when nothing of it is under way.
-    fn close_socket(&mut self, id: ConnId) {
+    fn close_socket(&mut self, now: u64, id: ConnId) {
         let Some(socket) = self.udp.get_mut(id).filter(|socket| !socket.closed) else { return };
         socket.closed = true;
+        self.leave_groups(now, id);
         self.udp.give_port(id);
         self.free_socket_when_done(id);
     }
@@ -411,7 +418,7 @@ impl Stack {
         });
         let header = header.flatten().filter(|header| record_len(header.len) as u64 <= left);
         let Some(header) = header else {
-            self.misused(id, out);
+            self.misused(now, id, out);
             return None;
         };
         socket.path_mtu = header.more.path_mtu();
@@ -436,8 +443,8 @@ impl Stack {
         let &Header { len, peer, local, more } = header;
         let to = peer.ip();
         let any = |address: &IpAddr| address.is_unspecified();
-        let wanted = bound.filter(|bound| !any(bound)).or(Some(local).filter(|local| !any(local)));
-        let way = self.net.way_to_many(to, wanted).or_else(|| self.net.way(to));
+        let wanted = bound.filter(sends_from).or(Some(local).filter(|local| !any(local)));
+        let way = self.net.way_to_many(to, wanted, more.index).or_else(|| self.net.way(to));
         let mut way = way.filter(|_| !any(&to))?;
         let iface = &self.net.ifaces[usize::from(way.iface)];
         // The length of header and payload has 16 bits, and of IPv4 that of the packet.
@@ -537,7 +544,16 @@ impl Stack {
         transport[place..].copy_from_slice(&checksum.to_be_bytes());
         to[at..].copy_from_slice(&transport);
         let (headers, known) = ((at + udp::HEADER_LEN) as u8, station.is_some());
-        Some(SealedDatagram { iface: way.iface, headers, transport: at as u8, known, mtu })
+        let to_many = peer.ip().is_multicast() && !more.no_loop
+            || self.net.ifaces[usize::from(way.iface)].is_broadcast(peer.ip());
+        let loops = to_many && {
+            let more =
+                More { hops: envelope.hops, tos: more.tos, time: self.unix_time + now, ..More::default() };
+            let from = SocketAddr::new(way.source, port);
+            let header = Header { len: plan.len as u16, peer: from, local: peer.ip(), more };
+            self.loop_back(&way, header, peer.port(), headers.into(), out)
+        };
+        Some(SealedDatagram { iface: way.iface, headers, transport: at as u8, known, loops, mtu })
     }
 
     /// A planned datagram is not made: there is no buffer for it.

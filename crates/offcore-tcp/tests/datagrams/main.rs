@@ -1,6 +1,7 @@
 //! UDP and packets in parts, between two hosts with all their copies.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod groups;
 mod many;
 mod more;
 mod one_peer;

@@ -10,19 +10,24 @@ use crate::world::{End, World, addresses};
 
 const SHARED: u16 = 5353;
 
-const NONE: Reuse = Reuse { address: false, port: false, user: 7 };
-const ADDRESS: Reuse = Reuse { address: true, ..NONE };
+pub(crate) const NONE: Reuse = Reuse { address: false, port: false, user: 7 };
+pub(crate) const ADDRESS: Reuse = Reuse { address: true, ..NONE };
 const PORT: Reuse = Reuse { port: true, ..NONE };
-const STRANGER: Reuse = Reuse { user: 8, address: true, port: true };
+pub(crate) const STRANGER: Reuse = Reuse { user: 8, address: true, port: true };
 
 /// Opens another socket of a host.
-struct Socket {
-    id: ConnId,
+pub(crate) struct Socket {
+    pub(crate) id: ConnId,
     datagrams: Datagrams,
 }
 
 impl Socket {
-    fn open(end: &mut End, address: Option<&str>, port: u16, reuse: Reuse) -> Result<Self, CallError> {
+    pub(crate) fn open(
+        end: &mut End,
+        address: Option<&str>,
+        port: u16,
+        reuse: Reuse,
+    ) -> Result<Self, CallError> {
         let address = address.map(|address| address.parse().unwrap());
         let (stack, _) = end.path.call();
         let id = stack.open_reused_datagrams(AppId::OWN, address, port, reuse)?;
@@ -30,20 +35,20 @@ impl Socket {
         Ok(Self { id, datagrams })
     }
 
-    fn send(&mut self, end: &mut End, to: SocketAddr) {
+    pub(crate) fn send(&mut self, end: &mut End, to: SocketAddr) {
         let local = if to.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
         assert!(self.datagrams.send(&Header::new(4, to, local), b"here"));
         let (stack, out) = end.path.call();
         stack.written(1, self.id, out).unwrap();
     }
 
-    fn close(self, end: &mut End) {
+    pub(crate) fn close(self, end: &mut End) {
         let (stack, out) = end.path.call();
         stack.close(1, self.id, out);
     }
 
     /// The senders of all received datagrams.
-    fn taken(&mut self) -> Vec<SocketAddr> {
+    pub(crate) fn taken(&mut self) -> Vec<SocketAddr> {
         std::iter::from_fn(|| self.datagrams.receive(&mut [0; 9])).map(|header| header.peer).collect()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use offcore_tcp::proto::{CallError, Verdict};
+use offcore_tcp::proto::{AppId, CallError, ConnId, Membership, Reuse, Verdict};
 use offcore_wire::icmpv6::listener;
 use offcore_wire::{IpProtocol, Ipv4Header, Ipv6Header, Ipv6Packet, MacAddr, Sum, igmp, ipv4, ipv6};
 
@@ -195,14 +195,38 @@ fn old_router_gets_old_reports() {
     assert_eq!(groups_of(&reports(&mut station), IS_EXCLUDE), solicited_nodes());
 }
 
+/// A socket of the stack.
+fn socket(station: &mut Station, user: u32) -> ConnId {
+    let reuse = Reuse { user, ..Reuse::default() };
+    station.stack.open_reused_datagrams(AppId::OWN, None, 0, reuse).unwrap()
+}
+
+/// Joins a group by the interface of the route.
+fn join(station: &mut Station, socket: ConnId, group: IpAddr) -> Result<(), CallError> {
+    let membership = Membership { group, index: 0, address: None };
+    station.stack.join_group(station.now, socket, &membership)
+}
+
+fn leave(station: &mut Station, socket: ConnId, group: IpAddr) -> Result<(), CallError> {
+    let membership = Membership { group, index: 0, address: None };
+    station.stack.leave_group(station.now, socket, &membership)
+}
+
 #[test]
 fn joined_group_is_reported_until_left() {
     let group = address("239.1.2.3");
     let mut station = Station::new(&["10.0.0.2/24"], &[]);
     station.run_to(SECOND);
     assert_eq!(reports(&mut station), [], "the group of all systems is never reported");
-    assert_eq!(station.stack.join_group(station.now, None, group), Ok(0));
-    assert_eq!(station.stack.join_group(station.now, Some(address("10.0.0.2")), group), Ok(0));
+    let [one, other] = [1, 2].map(|user| socket(&mut station, user));
+    assert_eq!(join(&mut station, one, group), Ok(()));
+    let by_address = Membership { group, index: 0, address: Some(address("10.0.0.2")) };
+    assert_eq!(station.stack.join_group(station.now, other, &by_address), Ok(()));
+    assert_eq!(station.stack.join_group(station.now, other, &by_address), Err(CallError::InUse));
+    let elsewhere = Membership { address: Some(address("10.0.0.3")), ..by_address };
+    assert_eq!(station.stack.join_group(station.now, one, &elsewhere), Err(CallError::NoRoute));
+    let unknown = Membership { group, index: 7, address: None };
+    assert_eq!(station.stack.join_group(station.now, one, &unknown), Err(CallError::NoRoute));
     station.run_to(5 * SECOND);
     let joined = reports(&mut station);
     assert_eq!(groups_of(&joined, TO_EXCLUDE), [group, group], "twice, for two joins");
@@ -213,20 +237,22 @@ fn joined_group_is_reported_until_left() {
         .receive(&message_v4([224, 0, 0, 1].into(), vec![igmp::QUERY, 10, 0, 0, 0, 0, 0, 0, 2, 125, 0, 0]));
     station.run_to(10 * SECOND);
     assert_eq!(groups_of(&reports(&mut station), IS_EXCLUDE), [group]);
-    assert_eq!(station.stack.leave_group(station.now, 0, group), Ok(()));
+    assert_eq!(leave(&mut station, one, group), Ok(()));
+    assert_eq!(leave(&mut station, one, group), Err(CallError::NotOurs));
     station.run_to(15 * SECOND);
-    assert_eq!(reports(&mut station), [], "the other user is still there");
-    assert_eq!(station.stack.leave_group(station.now, 0, group), Ok(()));
+    assert_eq!(reports(&mut station), [], "the other socket is still in the group");
+    station.close(other);
     station.run_to(20 * SECOND);
-    assert_eq!(groups_of(&reports(&mut station), TO_INCLUDE), [group, group]);
-    assert_eq!(station.stack.leave_group(station.now, 0, group), Err(CallError::Gone));
+    assert_eq!(groups_of(&reports(&mut station), TO_INCLUDE), [group, group], "a closed socket has left");
+    assert_eq!(join(&mut station, other, group), Err(CallError::Gone));
 }
 
 #[test]
 fn old_igmp_versions_are_reported() {
     let group = address("239.1.2.3");
     let mut station = Station::new(&["10.0.0.2/24"], &[]);
-    station.stack.join_group(station.now, None, group).unwrap();
+    let socket = socket(&mut station, 1);
+    join(&mut station, socket, group).unwrap();
     station.run_to(5 * SECOND);
     let kinds = |station: &mut Station| -> Vec<(u8, IpAddr)> {
         reports(station).iter().map(|report| (report.records[0].0, report.to)).collect()
@@ -244,16 +270,16 @@ fn old_igmp_versions_are_reported() {
     station.receive(&query(0));
     station.run_to(30 * SECOND);
     assert_eq!(kinds(&mut station), [(igmp::REPORT_V1, group)]);
-    station.stack.leave_group(station.now, 0, group).unwrap();
+    leave(&mut station, socket, group).unwrap();
     station.run_to(60 * SECOND);
     assert_eq!(kinds(&mut station), [], "version 1 has no word for it");
     // Version 2 returns after 260 s without a version 1 query.
     station.run_to(400 * SECOND);
     station.receive(&query(10));
-    station.stack.join_group(station.now, None, group).unwrap();
+    join(&mut station, socket, group).unwrap();
     station.run_to(420 * SECOND);
     assert_eq!(kinds(&mut station), [(igmp::REPORT_V2, group); 2]);
-    station.stack.leave_group(station.now, 0, group).unwrap();
+    leave(&mut station, socket, group).unwrap();
     station.run_to(440 * SECOND);
     assert_eq!(kinds(&mut station), [(igmp::LEAVE, address("224.0.0.2"))]);
 }
@@ -271,13 +297,27 @@ fn query_flood_gets_ten_answers_a_second() {
 }
 
 #[test]
-fn groups_have_a_limit() {
-    let mut station = Station::new(&["10.0.0.2/24"], &[]);
-    let group = |number: u16| IpAddr::from([239, 1, (number >> 8) as u8, number as u8]);
-    for number in 0..1024 {
-        station.stack.join_group(station.now, None, group(number)).unwrap();
+fn groups_have_limits() {
+    let mut station = Station::new(&["10.0.0.2/24", "2001:db8::2/64"], &[]);
+    let v4 = |number: u8| IpAddr::from([239, 1, 0, number]);
+    let v6 = |number: u16| IpAddr::from([0xff05, 0, 0, 0, 0, 0, 0, number]);
+    let [one, other, third] = [1, 2, 3].map(|user| socket(&mut station, user));
+    for number in 0..20 {
+        join(&mut station, one, v4(number)).unwrap();
     }
-    assert_eq!(station.stack.join_group(station.now, None, group(1024)), Err(CallError::TooMany));
-    assert_eq!(station.stack.join_group(station.now, None, address("10.0.0.1")), Err(CallError::NotOurs));
-    station.stack.join_group(station.now, None, group(5)).unwrap();
+    assert_eq!(join(&mut station, one, v4(20)), Err(CallError::TooMany), "of a socket");
+    assert_eq!(join(&mut station, one, address("10.0.0.1")), Err(CallError::NotOurs));
+    // The groups of one user leave room for others.
+    let all: u16 =
+        (0..).find(|number| join(&mut station, one, v6(*number)) == Err(CallError::TooMany)).unwrap();
+    assert_eq!(all, 512 - 20);
+    leave(&mut station, one, v4(5)).unwrap();
+    join(&mut station, one, v6(all)).unwrap();
+    let more: u16 =
+        (1000..).find(|number| join(&mut station, other, v6(*number)) == Err(CallError::TooMany)).unwrap();
+    assert!((500..=512).contains(&(more - 1000)), "{more}");
+    // A group that others have joined takes no more room.
+    assert_eq!(join(&mut station, third, v6(5)), Ok(()));
+    station.close(one);
+    assert_eq!(join(&mut station, third, v6(5000)), Ok(()));
 }

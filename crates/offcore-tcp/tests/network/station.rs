@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use offcore_tcp::proto::{Config, HEAD, IfaceConfig, Out, Prefix, Route, RxChecksum, RxSeg, Stack, Verdict};
+use offcore_tcp::proto::{
+    Config, ConnId, HEAD, IfaceConfig, Out, Prefix, Route, RxChecksum, RxSeg, Stack, Verdict,
+};
 use offcore_wire::{
     Arp, ArpOperation, EtherType, IpProtocol, Ipv4Header, Ipv6Header, MacAddr, NeighborSolicit, Sum, arp,
     ethernet, ipv6,
@@ -51,6 +53,12 @@ impl Station {
             }
         }
         self.now = now;
+    }
+
+    /// Closes a socket.
+    pub(crate) fn close(&mut self, socket: ConnId) {
+        self.stack.close(self.now, socket, &mut self.out);
+        self.take_out();
     }
 
     pub(crate) fn receive(&mut self, frame: &[u8]) -> Verdict {

@@ -205,7 +205,7 @@ impl Host {
                     self.order(Copying::Place(place, bytes));
                 }
                 Verdict::Reply => self.frames.push(frame.clone()),
-                Verdict::Consumed | Verdict::Fragment | Verdict::Drop(_) => {}
+                Verdict::Consumed | Verdict::Copies | Verdict::Fragment | Verdict::Drop(_) => {}
             }
         }
         self.take_out(now);

@@ -70,14 +70,24 @@ w = udp(); w.bind(('{ours}', 5301))"
     ];
     assert_eq!(lines(&output), expected);
 
-    let script = "a = listen(('0.0.0.0', 9000)); b = listen(('0.0.0.0', 9001)); go(('10.77.0.9', 80))
-u = udp(); u.bind(('0.0.0.0', 53))";
-    let output = told(&stage, &stage.netns, &["tcp:9000", "udp:53"], script).output().unwrap();
+    let script = format!(
+        "a = listen(('0.0.0.0', 9000)); b = listen(('0.0.0.0', 9001)); go(('10.77.0.9', 80))
+u = udp(); u.bind(('0.0.0.0', 53)); u.close()
+g = udp(); g.bind(('239.1.2.3', 53)); h = udp(); h.sendto(b'x', ('239.1.2.3', 53))
+v = udp(); v.bind(('{ours}', 0)); w = udp()
+try: w.bind(('{ours}', 5301))
+except OSError: pass"
+    );
+    let output = told(&stage, &stage.netns, &["tcp:9000", "udp:53"], &script).output().unwrap();
     let expected = [
         "listen tcp 0.0.0.0:9000: stack, and kernel (all addresses)",
         "listen tcp 0.0.0.0:9001: kernel (no --only rule matches)",
         "connect tcp 10.77.0.9:80: kernel (no --only rule matches)",
         "bind udp 0.0.0.0:53: stack",
+        "bind udp 239.1.2.3:53: stack",
+        "send udp 239.1.2.3:53: stack",
+        &format!("bind udp {ours}:0: stack"),
+        &format!("bind udp {ours}:5301: kernel (no --only rule matches)"),
     ];
     assert_eq!(lines(&output), expected);
 

@@ -212,6 +212,7 @@ impl Serve {
             Call::Adopt => self.adopt(app, descriptor.as_ref().ok_or(Errno::BADF)?),
             Call::Info => self.info(app, question.number, calls),
             Call::Undelivered => self.undelivered(app, question, calls),
+            Call::Group => self.group(app, question, calls),
         }
     }
 

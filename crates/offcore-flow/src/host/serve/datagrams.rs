@@ -2,9 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use offcore_session::message::{Question, SHARE_ADDRESS, SHARE_PORT};
+use offcore_session::message::{INFO, Membership as Change, Question, SHARE_ADDRESS, SHARE_PORT};
 use offcore_session::slot::state;
-use offcore_tcp::proto::{ConnId, Reuse};
+use offcore_tcp::proto::{CallError, ConnId, Membership, Reuse};
 use rustix::io::Errno;
 
 use super::Serve;
@@ -86,6 +86,38 @@ impl Serve {
         // As on Linux, the next one is the error that a call returns.
         slot.identity.fail(next.unwrap_or(0));
         Ok(Reply::with(error.to_words()))
+    }
+
+    /// A datagram socket joins or leaves a multicast group.
+    pub(super) fn group(
+        &mut self,
+        app: usize,
+        question: &Question,
+        calls: &mut Calls<'_>,
+    ) -> Result<Reply, Errno> {
+        let group = question.remote.ok_or(Errno::INVAL)?.ip();
+        let address = question.local.map(|local| local.ip());
+        let membership = Membership { group, index: question.options[0], address };
+        let mut info = [0; INFO];
+        info[0] = calls.stack.index_of(&membership).ok_or(Errno::NODEV)?;
+        if question.value != Change::Find as u32 {
+            let application = self.app(app).ok_or(Errno::BADF)?;
+            let Some(What::Datagrams(conn)) =
+                application.session(question.number).map(|session| &session.what)
+            else {
+                return Err(Errno::BADF);
+            };
+            let joins = question.value == Change::Join as u32;
+            let done = match joins {
+                true => calls.stack.join_group(calls.now, *conn, &membership),
+                false => calls.stack.leave_group(calls.now, *conn, &membership),
+            };
+            done.map_err(|error| match error {
+                CallError::NotOurs if joins => Errno::INVAL,
+                error => errno(error),
+            })?;
+        }
+        Ok(Reply::with(info))
     }
 
     /// What a datagram socket has sent was not delivered.

@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
+use offcore_session::Place;
 use offcore_session::message::Accepted;
 use offcore_session::slot::{OPTIONS, Slot, flags, number as option, state, wish};
 use offcore_session::wake::TOKENS;
-use offcore_session::{Place, datagram};
 use offcore_stats::tsc;
 use offcore_tcp::proto::{Algorithm, Buffers, CallError, Cause, ConnId, ConnOptions, KeepAlive, Room};
 use rustix::io::Errno;
@@ -18,7 +18,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use super::acceptor::{Come, Kernel};
 use super::counts::ServeCounts;
 use super::waking::LONG;
-use super::{pair, wire};
+use super::{datagram_bits, pair, wire};
 use crate::host::Calls;
 
 /// `SOCK_STREAM` and `SOCK_DGRAM`, as they stand in slots and messages.
@@ -210,9 +210,7 @@ impl Session {
             self.apply(wanted, slot, conn, calls);
         }
         if matches!(self.what, What::Datagrams(_)) && !self.is_over() {
-            let [v4, v6] = [datagram::HEARS_ERRORS, datagram::HEARS_ERRORS_6]
-                .map(|bit| slot.wishes.keep_idle.load(Ordering::Relaxed) & bit != 0);
-            calls.stack.hear_errors(conn, v4, v6);
+            datagram_bits::apply(slot, conn, calls);
         }
         if !self.is_over() {
             let buffers = buffers(slot, matches!(self.what, What::Stream(_)));

@@ -1,0 +1,52 @@
+//! Packets of the host to itself: by the loopback interface, and copies of its datagrams to groups and broadcasts.
+
+use std::mem;
+
+use offcore_dma::Context;
+use offcore_mem::{BURST, Burst, PoolCache};
+use offcore_wire::virtio_net::Offloads;
+
+use super::Path;
+
+impl Path {
+    /// Adds the [loopback interface](crate::proto::Stack::add_loopback), after all interfaces of ports.
+    pub fn add_loopback(&mut self) {
+        let iface = self.stack.add_loopback();
+        self.links.loopback = Some(iface);
+        self.set_link(
+            iface,
+            Offloads { checksum: true, tso4: true, tso6: true, ..Offloads::default() },
+            true,
+        );
+    }
+
+    /// Receives a burst of the packets that the host has sent to itself. Returns their number, and at least 1 if packets are left.
+    pub fn loop_back(&mut self, ctx: &mut Context<'_>, now: u64) -> usize {
+        let Some(iface) = self.links.loopback else { return 0 };
+        let is_open = self.is_open();
+        let queue = &mut self.links.get(iface).queue;
+        if queue.is_empty() || !is_open {
+            return usize::from(!queue.is_empty());
+        }
+        let count = queue.len().min(BURST);
+        let mut burst: Burst = queue.drain(..count).collect();
+        self.receive(ctx, now, iface, &mut burst);
+        count
+    }
+
+    /// Frees the packets that the host has sent to itself and not received.
+    pub fn drop_looped(&mut self, cache: &mut PoolCache) {
+        if let Some(iface) = self.links.loopback {
+            cache.free_all(self.links.get(iface).queue.drain(..));
+        }
+    }
+
+    /// Delivers copies of sent datagrams to sockets of this host.
+    pub(super) fn take_looped(&mut self, ctx: &mut Context<'_>) {
+        if !self.links.looped.is_empty() {
+            let looped = mem::take(&mut self.links.looped);
+            self.take_copies(looped, ctx);
+            self.submit_places(ctx);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Multicast groups that datagram sockets have joined, and the sockets that receive a datagram to a group or a broadcast.
+
+use std::net::IpAddr;
+
+use arrayvec::ArrayVec;
+use offcore_session::datagram::Header;
+
+use super::addr::ConnId;
+use super::call_error::CallError;
+use super::iface::Way;
+use super::joined::ToMany;
+use super::net::Net;
+use super::packet::{DropReason, Out, Place, Verdict};
+use super::stack::Stack;
+
+/// The limit of IPv4 groups of one socket (`igmp_max_memberships` of Linux).
+const OF_SOCKET: usize = 20;
+/// The limit of the joins of one user: half of the groups of an interface.
+const OF_USER: u32 = 512;
+/// The limit of sockets that receive one datagram, and of further copies that one burst of packets causes.
+const RECEIVERS: usize = 64;
+const COPIES: usize = 256;
+
+/// A group and an interface. The index selects the interface, else the address does, else the route to the group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Membership {
+    pub group: IpAddr,
+    /// The index of the interface; 0 for none.
+    pub index: u32,
+    pub address: Option<IpAddr>,
+}
+
+impl Stack {
+    /// Joins a multicast group for a datagram socket: the host receives its packets and reports the group to routers and
+    /// switches. The socket leaves its groups when it is closed.
+    ///
+    /// # Errors
+    /// [`CallError::Gone`]; [`CallError::NoRoute`] without such an interface; [`CallError::NotOurs`] for an address that is not a
+    /// group; [`CallError::InUse`] if the socket has joined it; [`CallError::TooMany`].
+    pub fn join_group(&mut self, now: u64, socket: ConnId, membership: &Membership) -> Result<(), CallError> {
+        let group = membership.group;
+        if !group.is_multicast() {
+            return Err(CallError::NotOurs);
+        }
+        let iface = self.net.iface_of(membership).ok_or(CallError::NoRoute)?;
+        let found = self.udp.get(socket).filter(|socket| !socket.closed).ok_or(CallError::Gone)?;
+        let (user, groups) = (found.reuse.user, &found.joined.groups);
+        let any = group.is_ipv6() && membership.index == 0;
+        if groups.iter().any(|(by, joined)| *joined == group && (any || *by == iface)) {
+            return Err(CallError::InUse);
+        }
+        let of_family = groups.iter().filter(|(_, joined)| joined.is_ipv4()).count();
+        let count = self.udp.joins.get(&user).copied().unwrap_or(0);
+        if group.is_ipv4() && of_family >= OF_SOCKET || count >= OF_USER {
+            return Err(CallError::TooMany);
+        }
+        self.net.join(now, iface, group)?;
+        self.udp.joins.insert(user, count + 1);
+        if let Some(found) = self.udp.get_mut(socket) {
+            found.joined.groups.push((iface, group));
+        }
+        Ok(())
+    }
+
+    /// Leaves a group.
+    ///
+    /// # Errors
+    /// [`CallError::Gone`]; [`CallError::NoRoute`] without such an interface; [`CallError::NotOurs`] if the socket has not joined the
+    /// group.
+    pub fn leave_group(
+        &mut self,
+        now: u64,
+        socket: ConnId,
+        membership: &Membership,
+    ) -> Result<(), CallError> {
+        let iface = self.net.iface_of(membership).ok_or(CallError::NoRoute)?;
+        let group = membership.group;
+        let any = group.is_ipv6() && membership.index == 0;
+        let found = self.udp.get_mut(socket).filter(|socket| !socket.closed).ok_or(CallError::Gone)?;
+        let groups = &mut found.joined.groups;
+        let at = groups.iter().position(|(by, joined)| *joined == group && (any || *by == iface));
+        let (by, group) = groups.remove(at.ok_or(CallError::NotOurs)?);
+        let user = found.reuse.user;
+        self.left(now, user, by, group);
+        Ok(())
+    }
+
+    /// Leaves all groups of a socket.
+    pub(super) fn leave_groups(&mut self, now: u64, socket: ConnId) {
+        let Some(found) = self.udp.get_mut(socket) else { return };
+        let user = found.reuse.user;
+        for (iface, group) in std::mem::take(&mut found.joined.groups) {
+            self.left(now, user, iface, group);
+        }
+    }
+
+    fn left(&mut self, now: u64, user: u32, iface: u8, group: IpAddr) {
+        let _ = self.net.leave(now, iface, group);
+        if let Some(count) = self.udp.joins.get_mut(&user) {
+            *count -= 1;
+            if *count == 0 {
+                self.udp.joins.remove(&user);
+            }
+        }
+    }
+
+    /// Sets `IP_MULTICAST_ALL` and `IPV6_MULTICAST_ALL` of a socket.
+    pub fn receive_all_groups(&mut self, socket: ConnId, v4: bool, v6: bool) {
+        if let Some(found) = self.udp.get_mut(socket) {
+            found.joined.all = [v4, v6];
+        }
+    }
+
+    /// The index of the interface of a membership; the group may be the unspecified address of its family.
+    pub fn index_of(&self, membership: &Membership) -> Option<u32> {
+        let iface = self.net.iface_of(membership)?;
+        self.net.ifaces.get(usize::from(iface)).map(|iface| iface.index)
+    }
+
+    /// A datagram to a group or a broadcast finds its sockets.
+    #[inline(never)]
+    pub(super) fn datagram_to_many(
+        &mut self,
+        iface: u8,
+        mut header: Header,
+        port: u16,
+        skip: usize,
+        out: &mut Out,
+    ) -> Result<Verdict, DropReason> {
+        let receivers = self.receivers(iface, &header, port, out);
+        let here = self.net.ifaces.get(usize::from(iface));
+        if let Some(IpAddr::V4(own)) = here.and_then(|here| here.source_to_many(header.local)) {
+            header.more.own = own;
+        }
+        match receivers.as_slice() {
+            [] => Err(DropReason::NoConnection),
+            [only] => self.take_datagram(*only, header, skip, out),
+            several => {
+                out.to_many.push(ToMany { header, skip: skip as u32, count: several.len() as u32 });
+                out.receivers.extend_from_slice(several);
+                Ok(Verdict::Copies)
+            }
+        }
+    }
+
+    /// The sockets that receive a datagram.
+    fn receivers(&self, iface: u8, header: &Header, port: u16, out: &Out) -> ArrayVec<ConnId, RECEIVERS> {
+        let all = self.udp.receivers((iface, header.local, port), header.peer);
+        let most = if out.receivers.len() + RECEIVERS > COPIES { 1 } else { RECEIVERS };
+        all.take(most).collect()
+    }
+
+    /// Finds sockets of this host that receive a sent datagram, and adds them to [`Out::to_many`]. `header` is their header. The
+    /// payload follows `skip` bytes of headers in the packet.
+    pub(super) fn loop_back(
+        &mut self,
+        way: &Way,
+        mut header: Header,
+        port: u16,
+        skip: usize,
+        out: &mut Out,
+    ) -> bool {
+        let Some(here) = self.net.ifaces.get(usize::from(way.iface)) else { return false };
+        if !here.is_in_group(header.local) && !here.is_broadcast(header.local) {
+            return false;
+        }
+        header.more.index = here.index;
+        if let IpAddr::V4(own) = way.source {
+            header.more.own = own;
+        }
+        let receivers = self.receivers(way.iface, &header, port, out);
+        if !receivers.is_empty() {
+            out.to_many.push(ToMany { header, skip: skip as u32, count: receivers.len() as u32 });
+            out.receivers.extend_from_slice(&receivers);
+        }
+        !receivers.is_empty()
+    }
+
+    /// Queues the copy of a datagram for one of its sockets. Without a packet, or without room in the socket, it is dropped.
+    pub(crate) fn copy_to(
+        &mut self,
+        socket: ConnId,
+        many: &ToMany,
+        has_packet: bool,
+        out: &mut Out,
+    ) -> Option<Place> {
+        let taken = match has_packet {
+            true => self.take_datagram(socket, many.header, many.skip as usize, out),
+            false => {
+                self.udp.count_lost(socket);
+                Err(DropReason::NoSpace)
+            }
+        };
+        match taken {
+            Ok(Verdict::Place) => out.places.pop(),
+            Ok(_) => None,
+            Err(reason) => {
+                self.drops.count(reason);
+                None
+            }
+        }
+    }
+}
+
+impl Net {
+    /// The interface of a membership.
+    fn iface_of(&self, membership: &Membership) -> Option<u8> {
+        let &Membership { group, index, address } = membership;
+        let address = address.filter(|address| !address.is_unspecified());
+        let at = match (index, address) {
+            (0, None) => self.way(group).map_or(Some(0), |way| Some(usize::from(way.iface))),
+            (0, Some(address)) => self.ifaces.iter().position(|iface| iface.owns(address)),
+            (index, _) => self.ifaces.iter().position(|iface| iface.index == index),
+        };
+        at.filter(|at| *at < self.ifaces.len()).map(|at| at as u8)
+    }
+}
