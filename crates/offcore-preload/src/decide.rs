@@ -53,11 +53,13 @@ pub(crate) fn opened(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) -> 
 }
 
 /// Notes that the program has set an option of a socket.
-pub(crate) fn note_options(fd: c_int, entry: Entry) {
-    if entry.generation & open::SET == 0 {
+pub(crate) fn note_options(fd: c_int, entry: Entry, option: (c_int, c_int)) {
+    let congestion = option == (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
+    let bits = open::SET | if congestion { open::CONGESTION } else { 0 };
+    if entry.generation & bits != bits {
         for fd in descriptors(fd, entry) {
             if let Some(found) = table::get(fd).filter(|found| found.is_same(entry)) {
-                table::set(fd, Some(Entry { generation: found.generation | open::SET, ..found }));
+                table::set(fd, Some(Entry { generation: found.generation | bits, ..found }));
             }
         }
     }
@@ -320,7 +322,7 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
         leave(fd, entry);
         return Ok(Decided::Kernel);
     }
-    match ask_listener(fd, entry.v6, local, backlog) {
+    match ask_listener(fd, (entry.v6, names_congestion(entry)), local, backlog) {
         Ok(found) => {
             explain::say("listen", entry.kind, local, if any { Goes::Both } else { Goes::Stack });
             let kernel = link::far(fd);
@@ -341,15 +343,21 @@ pub(crate) fn listen(fd: c_int, entry: Entry, backlog: c_int) -> Result<Decided,
     }
 }
 
-/// Requests a listener. The kernel's socket listens already, and is passed to the stack.
-fn ask_listener(kernel: c_int, v6: bool, local: SocketAddr, backlog: c_int) -> Result<(Where, c_int), Errno> {
+/// Requests a listener. The kernel's socket listens already, and is passed to the stack. `congestion`: the program has set its
+/// congestion control.
+fn ask_listener(
+    kernel: c_int,
+    (v6, congestion): (bool, bool),
+    local: SocketAddr,
+    backlog: c_int,
+) -> Result<(Where, c_int), Errno> {
     let share = sys::int_option(kernel, libc::SOL_SOCKET, libc::SO_REUSEPORT) != 0;
     let only_v6 = v6 && sys::int_option(kernel, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != 0;
     let bit = |bit, on| if on { bit } else { 0 };
     let value = backlog_of(backlog) | bit(SHARE_PORT, share) | bit(ONLY_V6, only_v6);
     let mut question = Question::new(Call::Listen, NONE, value);
     question.local = Some(local);
-    question.options = stream_options::of_kernel(kernel, v6).numbers();
+    question.options = stream_options::of_kernel(kernel, v6, congestion).numbers();
     ask_session(kernel, &question, &[kernel])
 }
 
@@ -362,7 +370,7 @@ pub(crate) fn listen_again(kernel: c_int, v6: bool) -> Result<(Where, c_int), Er
     // `struct tcp_info` begins with 8 bytes and 6 numbers. For a listener the last of these is the backlog.
     let info = sys::socket_option(kernel, libc::IPPROTO_TCP, libc::TCP_INFO, [0u32; 8]);
     let backlog = info.map_or(libc::SOMAXCONN, |info| info[7] as c_int);
-    let (found, end) = ask_listener(kernel, v6, local, backlog)?;
+    let (found, end) = ask_listener(kernel, (v6, false), local, backlog)?;
     explain::say(
         "listen",
         Kind::OpenStream,
@@ -396,8 +404,13 @@ pub(crate) fn inherit(session: &Session, old: &Slot) {
 fn options_of(fd: c_int, entry: Entry) -> [u32; OPTIONS] {
     match entry.generation & open::SET {
         0 => [0; OPTIONS],
-        _ => stream_options::of_kernel(fd, entry.v6).numbers(),
+        _ => stream_options::of_kernel(fd, entry.v6, names_congestion(entry)).numbers(),
     }
+}
+
+/// Whether the program has set the congestion control of an undecided socket.
+fn names_congestion(entry: Entry) -> bool {
+    entry.generation & open::CONGESTION != 0
 }
 
 /// A backlog as programs give it.

@@ -318,8 +318,9 @@ pub(crate) fn get(kept: &Kept, level: c_int, name: c_int) -> Option<c_int> {
     row(level, name)?.of(kept)
 }
 
-/// The options of a kernel socket that differ from the defaults.
-pub(crate) fn of_kernel(fd: c_int, v6: bool) -> Kept {
+/// The options of a kernel socket that differ from the defaults. `is_named`: the program has set the congestion control, possibly to
+/// the kernel's default, which may not be the stack's.
+pub(crate) fn of_kernel(fd: c_int, v6: bool, is_named: bool) -> Kept {
     let kept = Kept::default();
     for (at, (level, name, row)) in rows().enumerate().filter(|(_, (level, ..))| v6 || *level != IPV6) {
         let now = sys::int_option(fd, level, name);
@@ -333,7 +334,7 @@ pub(crate) fn of_kernel(fd: c_int, v6: bool) -> Kept {
     let name = sys::socket_option(fd, TCP, libc::TCP_CONGESTION, [0u8; 16]).unwrap_or_default();
     // SAFETY: it has so many bytes.
     let which = unsafe { congestion(name.as_ptr().cast(), name.len() as socklen_t) };
-    let which = which.ok().filter(|which| *which > 0);
+    let which = which.ok().filter(|which| *which > 0 || is_named);
     kept.change(number::CONGESTION, |_| which.map_or(0, |which| number::encode(which as u32)));
     kept
 }

@@ -58,6 +58,8 @@ pub(crate) mod open {
     pub(crate) const SHARED: u32 = 1;
     /// The program has set an option.
     pub(crate) const SET: u32 = 2;
+    /// The program has set `TCP_CONGESTION`.
+    pub(crate) const CONGESTION: u32 = 4;
 }
 
 /// Bits of a generation that an entry has.

@@ -14,11 +14,13 @@ use std::process::Command;
 use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
 use offcore_session::message::KEY;
+use offcore_tcp::proto::Algorithm;
 use rustix::fs::FileType;
 use rustix::rand::{GetRandomFlags, getrandom};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
 use crate::Failure;
+use crate::args::congestion;
 use crate::output::say;
 use crate::switch::plan;
 use crate::tcp::HostPortArg;
@@ -65,6 +67,10 @@ pub(crate) struct ExecArgs {
     /// Instead of --stack: starts a stack for the program on this port, as in `offcore tcp --port`; once or more
     #[arg(long = "port", value_name = "SPEC", conflicts_with = "stack", value_parser = host_port)]
     pub ports: Vec<String>,
+
+    /// With --port: congestion control of connections, unless a program sets another one (TCP_CONGESTION) [default: cubic]
+    #[arg(long, value_name = "NAME", requires = "ports", value_parser = congestion())]
+    pub congestion: Option<Algorithm>,
 
     /// Sockets that use the stack, as tcp[:PORT,...] or udp[:PORT,...]; once or more [default: all TCP sockets, and UDP sockets that send]
     #[arg(long, value_name = "RULE", value_parser = rule)]
@@ -153,7 +159,7 @@ fn run_both(args: &ExecArgs) -> Result<(), Failure> {
     let program = program(args)?;
     command(args, &program, Path::new(""))?;
     let mut signals = Signals::new().context("handling signals").map_err(whole)?;
-    let mut stack = Stack::start(&args.ports).map_err(whole)?;
+    let mut stack = Stack::start(&args.ports, args.congestion).map_err(whole)?;
     stack.wait_until_it_serves(&mut signals).map_err(whole)?;
     without_io_uring().map_err(whole)?;
     let mut program = command(args, &program, &stack.path())?;
@@ -317,5 +323,7 @@ mod tests {
         let both = "offcore exec --stack /s --port tap:tap0,addr=10.0.0.2/24 -- true";
         assert!(command(both).unwrap_err().contains("cannot be used with"));
         assert!(command("offcore exec --port tap:tap0 -- true").unwrap_err().contains("no address"));
+        let served = "offcore exec --congestion bbr -- true";
+        assert!(command(served).unwrap_err().contains("--port"), "the stack of --stack has its own");
     }
 }

@@ -109,7 +109,7 @@ pub(super) unsafe extern "C" fn setsockopt(
             // SAFETY: the caller's promise.
             let done = unsafe { real::setsockopt(fd, level, name, value, len) };
             if let Some(entry) = open.filter(|_| done == 0) {
-                decide::note_options(fd, entry);
+                decide::note_options(fd, entry, (level, name));
             }
             done
         }

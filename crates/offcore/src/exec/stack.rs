@@ -11,6 +11,7 @@ use std::{fs, io, thread};
 
 use anyhow::{Context, Result, anyhow, bail};
 use offcore_session::message::{ASK, Hello, KEY, VERSION, Welcome};
+use offcore_tcp::proto::Algorithm;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -135,13 +136,16 @@ impl Stack {
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn start(ports: &[String]) -> Result<Self> {
+    pub(super) fn start(ports: &[String], congestion: Option<Algorithm>) -> Result<Self> {
         let directory = Directory::make()?;
         let mut command = Command::new(std::env::current_exe().context("this program")?);
         command.args(["tcp", "--idle", "sleep", "--stats-interval", "0"]);
         command.arg("--serve").arg(directory.path().join(SOCKET));
         // It ends, too, when this process is killed.
         command.arg("--parent").arg(std::process::id().to_string());
+        if let Some(name) = congestion.map(Algorithm::name) {
+            command.args(["--congestion", name]);
+        }
         for port in ports {
             command.arg("--port").arg(port);
         }

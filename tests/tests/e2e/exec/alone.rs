@@ -115,6 +115,31 @@ os.execv(sys.argv[1], sys.argv[1:])",
     }
 }
 
+/// A socket that names the default of Linux has that, on a stack with another default, too.
+#[test]
+fn sockets_choose_their_congestion_control() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
+    let _core = one_core();
+    let netns = Netns::new().unwrap();
+    let script = format!(
+        "import socket
+def listens(name):
+    s = socket.socket()
+    if name: s.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+    s.bind(('{}', 0))
+    s.listen()
+    print(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b'\\0').decode())
+for name in b'', b'cubic', b'reno': listens(name)",
+        STACK[0]
+    );
+    let port = format!("tap:{TAP},addr={}/24", STACK[0]);
+    let mut command = netns.command(offcore::binary().unwrap());
+    command.args(["exec", "--port", &port, "--congestion", "bbr", "python3", "-c", &script]);
+    let mut program = Process::spawn("offcore", command).unwrap();
+    assert_eq!(program.wait_for_exit(TIMEOUT).unwrap().code(), Some(0), "{}", program.tail());
+    assert_eq!(program.stdout_from(0), "bbr\ncubic\nreno\n");
+}
+
 /// A server that goes into the background keeps its stack, until it ends or this command is told to.
 #[test]
 fn what_a_program_leaves_keeps_the_stack() {
