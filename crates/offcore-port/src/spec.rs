@@ -122,8 +122,9 @@ impl FromStr for PortSpec {
 
     fn from_str(text: &str) -> Result<Self, PortError> {
         let error = |expected: String| PortError::Syntax { found: text.into(), expected };
-        let (kind, rest) =
-            text.split_once(':').ok_or_else(|| error(format!("expected KIND:ARGS with kind {KINDS}")))?;
+        let (kind, rest) = text
+            .split_once(':')
+            .ok_or_else(|| error(format!("expected KIND:ARGS with kind {KINDS}, such as af_packet:eth0")))?;
         if kind == "impair" {
             return ImpairSpec::parse(rest).map(Self::Impair).map_err(error);
         }

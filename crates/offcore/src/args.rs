@@ -2,6 +2,7 @@
 
 pub(crate) mod eal;
 pub(crate) mod flags;
+pub(crate) mod host_port;
 
 use std::fmt;
 use std::ops::{RangeBounds, RangeInclusive};

@@ -18,10 +18,11 @@ use offcore_stats::tsc;
 use serde::Serialize;
 
 use crate::Failure;
+use crate::args::host_port::HostPortArg;
 use crate::args::{EngineArgs, Format, RunArgs, mode, size};
 use crate::output;
 use crate::switch::{Watching, report, run_switch};
-use crate::tcp::{HostPortArg, host};
+use crate::tcp::host;
 
 /// The examples of `offcore epping --help`. A test parses each line that begins with `offcore`.
 pub(crate) const EXAMPLES: &str = "\

@@ -21,9 +21,9 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
 use crate::Failure;
 use crate::args::congestion;
+use crate::args::host_port::HostPortArg;
 use crate::output::say;
 use crate::switch::plan;
-use crate::tcp::HostPortArg;
 use program::{Program, ProgramError};
 use signals::Signals;
 use stack::Stack;
@@ -38,11 +38,16 @@ Examples:
   terminal:
     offcore tcp --port tap:tap0,addr=10.0.0.2/24 --idle sleep \\
       --serve /run/offcore/stack.sock
+    ip addr add 10.0.0.1/24 dev tap0
     offcore exec -- nginx -g 'daemon off;'
 
   Use the stack only for TCP ports 80 and 443, to listen at or to connect to.
   All other sockets stay with the kernel:
     offcore exec --only tcp:80,443 -- nginx -g 'daemon off;'
+
+  Use the stack for TCP, and for UDP port 53 from the start, so that a server
+  that is bound to the wildcard address receives there:
+    offcore exec --only tcp --only udp:53 -- dnsmasq --keep-in-foreground
 
   Start a stack for this program. It ends when the program and its background
   processes have ended:
@@ -145,7 +150,12 @@ pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
     }
     let stack = std::path::absolute(&args.stack).context("--stack").map_err(whole)?;
     let mut command = command(args, &program(args)?, &stack)?;
-    stack::reach(&stack)?;
+    if let Err(error) = stack::reach(&stack) {
+        match args.fallback {
+            Fallback::Fail => return Err(error.into()),
+            Fallback::Kernel => say(&format!("{error}; the program uses the kernel's network")),
+        }
+    }
     without_io_uring().map_err(whole)?;
     let error = command.exec();
     Err(not_run(ProgramError::Read { path: command.get_program().into(), source: error }))

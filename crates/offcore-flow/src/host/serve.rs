@@ -106,7 +106,7 @@ pub enum ServeError {
     Taken { path: PathBuf, process: u32 },
     /// a process listens at {path:?}: stop it, or choose another path
     InUse { path: PathBuf },
-    /// {path:?} exists and is not a socket: remove it, or choose another path
+    /// {path:?} exists and is not a socket: choose another path, or remove the file if nothing needs it
     NoSocket { path: PathBuf },
     /// {path:?} exists and is not a stack's lock file, which is empty or has a process number: remove it, or choose another path
     NoLock { path: PathBuf },
@@ -351,14 +351,13 @@ impl Serve {
 
     /// Whether programs still wait for the host's addresses.
     fn awaits_address(&mut self, calls: &Calls<'_>) -> bool {
-        if self.has_address || !calls.stack.awaits_address() {
-            return false;
-        }
+        let iface = calls.stack.awaits_address().filter(|_| !self.has_address);
+        let Some(iface) = iface else { return false };
         self.has_address = calls.now >= ADDRESS_WAIT;
         if self.has_address {
             let seconds = ADDRESS_WAIT / 1_000_000;
             tracing::warn!(
-                "an interface has got no address from the network within {seconds} s: programs begin without it"
+                "port{iface} has got no address from the network within {seconds} s and still tries: programs begin without it"
             );
         }
         !self.has_address

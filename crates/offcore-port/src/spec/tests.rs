@@ -250,7 +250,7 @@ fn errors_name_what_was_found_and_expected() {
     assert_eq!(
         error("tap0"),
         "port 'tap0': expected KIND:ARGS with kind vhost, virtio-user, af_xdp, af_packet, dpdk, \
-         tap, pcap, gen or impair"
+         tap, pcap, gen or impair, such as af_packet:eth0"
     );
     assert_eq!(
         error("vhost:/x,quues=2"),

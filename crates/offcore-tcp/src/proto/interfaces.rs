@@ -25,9 +25,10 @@ impl Stack {
         self.net.is_probing()
     }
 
-    /// Whether an interface still waits for its first address from a DHCP server, or from an advertisement.
-    pub fn awaits_address(&self) -> bool {
-        self.net.clients.iter().any(|client| !client.has_served) || self.net.awaits_advertised_address()
+    /// The interface, if any, that still waits for its first address from a DHCP server, or from an advertisement.
+    pub fn awaits_address(&self) -> Option<u8> {
+        let client = self.net.clients.iter().find(|client| !client.has_served);
+        client.map(|client| client.iface).or_else(|| self.net.awaits_advertised_address())
     }
 
     /// Sets the MTU of interface `iface`. A smaller MTU shortens the segments of its connections; a larger MTU applies to new

@@ -68,13 +68,14 @@ impl Net {
         self.autoconfs.push(Autoconf::new(now, number, seed));
     }
 
-    /// Whether an interface still waits for its first address.
-    pub(super) fn awaits_advertised_address(&self) -> bool {
-        self.autoconfs.iter().filter(|autoconf| !autoconf.has_none).any(|autoconf| {
+    /// The interface, if any, that still waits for its first address.
+    pub(super) fn awaits_advertised_address(&self) -> Option<u8> {
+        let waiting = self.autoconfs.iter().filter(|autoconf| !autoconf.has_none).find(|autoconf| {
             let all = &self.ifaces[usize::from(autoconf.iface)].addresses;
             let mut own = all.iter().filter(|own| own.life.origin == Origin::Slaac);
             own.all(|own| matches!(own.standing, Standing::Tentative { .. }))
-        })
+        });
+        waiting.map(|autoconf| autoconf.iface)
     }
 
     /// Runs the timers of autoconfiguration.

@@ -124,7 +124,7 @@ fn lease_is_asked_for_probed_and_used() {
     let discover = asked(&mut station).pop().unwrap();
     assert_eq!((discover.kind, discover.station), (1, [0xff; 6]));
     assert_eq!(discover.from_to, [Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST]);
-    assert!(station.stack.awaits_address(), "programs wait for the address");
+    assert_eq!(station.stack.awaits_address(), Some(0), "programs wait for the address");
     station.receive(&reply(2, discover.xid, "255.255.255.255", &OPTIONS));
     station.run_to(2);
     let request = asked(&mut station).pop().unwrap();
@@ -136,7 +136,7 @@ fn lease_is_asked_for_probed_and_used() {
     station.run_to(60_000);
     assert!(!answers(&mut station), "the address is probed first");
     station.run_to(SECOND);
-    assert!(answers(&mut station) && !station.stack.awaits_address());
+    assert!(answers(&mut station) && station.stack.awaits_address().is_none());
     // By the router, and with segments that fit the MTU.
     station
         .stack

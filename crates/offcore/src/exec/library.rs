@@ -17,15 +17,27 @@ const LIBRARY: &[u8] = include_bytes!(env!("OFFCORE_PRELOAD"));
 /// How long nobody has to have started a program with another build's library before it is removed.
 const UNUSED: Duration = Duration::from_hours(24);
 
-/// Writes the library to a directory of this user's, unless it is there: its path. Its name has a hash of its content, so
-/// that programs that still have another build's are left alone.
+/// Writes the library to the first usable directory of this user, unless it is there, and returns its path.
 pub(super) fn install() -> io::Result<PathBuf> {
-    let directory = directory()?;
+    let user = fs::metadata("/proc/self")?.uid();
+    let mut errors = Vec::new();
+    for directory in directories(user) {
+        match usable(&directory, user).and_then(|()| write_to(&directory)) {
+            Ok(path) => return Ok(path),
+            Err(error) => errors.push(format!("{}: {error}", directory.display())),
+        }
+    }
+    Err(io::Error::other(errors.join("; ")))
+}
+
+/// Writes the library to a directory, unless it is there. Its name has a hash of its content, so that programs that still use
+/// another build's library are left alone.
+fn write_to(directory: &Path) -> io::Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
     LIBRARY.hash(&mut hasher);
     let path = directory.join(format!("preload-{:016x}.so", hasher.finish()));
     if !is_there(&path)? {
-        let (new, mut file) = create(&directory)?;
+        let (new, mut file) = create(directory)?;
         let written = file.write_all(LIBRARY).and_then(|()| {
             file.set_permissions(Permissions::from_mode(0o755))?;
             fs::rename(&new, &path)
@@ -34,7 +46,7 @@ pub(super) fn install() -> io::Result<PathBuf> {
             let _ = fs::remove_file(&new);
         }
         written?;
-        old::remove(&directory, UNUSED);
+        old::remove(directory, UNUSED);
     }
     Ok(path)
 }
@@ -65,24 +77,15 @@ fn is_there(path: &Path) -> io::Result<bool> {
     Ok(found == LIBRARY)
 }
 
-/// A directory that nobody else can write to, and that programs can be loaded from. Programs that change their user have to be
-/// able to read it.
-fn directory() -> io::Result<PathBuf> {
-    let user = fs::metadata("/proc/self")?.uid();
+/// Directories for the library in order of preference.
+fn directories(user: u32) -> impl Iterator<Item = PathBuf> {
     let name = outer_id(&fs::read_to_string("/proc/self/uid_map").unwrap_or_default(), user);
     let first = match std::env::var_os("XDG_RUNTIME_DIR").filter(|path| name != 0 && !path.is_empty()) {
         Some(path) => Some(PathBuf::from(path).join("offcore")),
         None => (name == 0).then(|| PathBuf::from(HOME)),
     };
     let last = std::env::temp_dir().join(format!("offcore-{name}"));
-    let mut errors = Vec::new();
-    for path in first.into_iter().chain([last]) {
-        match usable(&path, user) {
-            Ok(()) => return Ok(path),
-            Err(error) => errors.push(format!("{}: {error}", path.display())),
-        }
-    }
-    Err(io::Error::other(errors.join("; ")))
+    first.into_iter().chain([last])
 }
 
 /// The id of a user outside of this process's user namespace (user_namespaces(7)). Root in a namespace has another directory than
@@ -98,7 +101,8 @@ fn outer_id(map: &str, user: u32) -> u32 {
     ranges.filter_map(outside).next().unwrap_or(user)
 }
 
-/// Makes the directory, if it is not there.
+/// Makes the directory, if it is not there. Only this user may write to it, all users can read it, and libraries can be loaded
+/// from it.
 fn usable(path: &Path, user: u32) -> io::Result<()> {
     home::make(path)?;
     let found = fs::symlink_metadata(path)?;

@@ -170,6 +170,12 @@ fn paths_where_no_stack_is() {
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains(found) && said.contains(expected), "{path:?}: {said}");
         assert_eq!(said.lines().count(), 1, "{said}");
+        let mut command = Command::new(offcore::binary().unwrap());
+        command.args(["exec", "--fallback", "kernel", "--stack"]).arg(&path);
+        let output = command.args(["echo", "it runs"]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && output.stdout == b"it runs\n", "{path:?}: {said}");
+        assert!(said.contains(found) && said.contains("uses the kernel's network"), "{path:?}: {said}");
     }
 }
 
