@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::str::FromStr;
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 
 /// Which pages a mapping is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,20 +98,12 @@ impl Mapping {
         result
     }
 
-    /// The same on ordinary pages, of which none is [touched](Self::touch) yet.
+    /// The same on ordinary pages. The kernel allocates each when it is touched.
     ///
     /// # Errors
     /// When there is not as much memory.
     pub fn untouched_memfd(name: &str, len: usize) -> Result<(Self, OwnedFd), MemoryError> {
         Self::new_memfd(name, len, 0, MapFlags::empty())
-    }
-
-    /// Has the kernel find all pages that nobody has touched: some ten milliseconds for 64 MiB. Where it knows no such call
-    /// (before Linux 5.14), they come as they are used.
-    pub fn touch(&self) {
-        // SAFETY: the range is this mapping, whose content stays as it is.
-        let _ =
-            unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) };
     }
 
     fn new_memfd(

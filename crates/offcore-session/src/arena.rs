@@ -79,18 +79,16 @@ pub struct Wanted {
 }
 
 impl Segment {
-    /// Maps and touches up to 64 MiB: some ten milliseconds, so that another thread than the arena's may do it.
+    /// Maps up to 64 MiB. The kernel allocates ordinary pages when they are touched, and hugepages here: that takes some ten
+    /// milliseconds, so another thread than the arena's may do it.
     ///
     /// # Errors
     /// When there is not as much memory.
     pub fn new(wanted: Wanted) -> Result<Self, MemoryError> {
-        let (mapping, fd) = Mapping::memfd(NAME, wanted.len, wanted.pages_of)?;
-        Ok(Self { len: wanted.len, mapping, fd })
-    }
-
-    /// The same on ordinary pages, of which none is touched.
-    fn untouched(wanted: Wanted) -> Result<Self, MemoryError> {
-        let (mapping, fd) = Mapping::untouched_memfd(NAME, wanted.len)?;
+        let (mapping, fd) = match wanted.pages_of {
+            Hugepages::None => Mapping::untouched_memfd(NAME, wanted.len)?,
+            pages_of => Mapping::memfd(NAME, wanted.len, pages_of)?,
+        };
         Ok(Self { len: wanted.len, mapping, fd })
     }
 }
@@ -124,24 +122,20 @@ impl Arena {
     /// # Errors
     /// When there is not as much memory.
     pub fn new(limit: usize) -> Result<Self, MemoryError> {
-        Self::on(Hugepages::Auto, limit, Segment::new)
+        Self::on(Hugepages::Auto, limit)
     }
 
     /// The same for another process, on ordinary pages: it can punch holes into the segments, which are sealed against nothing
-    /// but other lengths. An ordinary page is allocated anew when it is touched; for a hugepage there may be none left by then.
-    /// The pages of its first segment are still to be [touched](Memory::touch).
+    /// but other lengths. An ordinary page is allocated again when it is touched; for a hugepage there may be none left by then.
+    /// A page is allocated with the first block that uses it, and stays: the last block that was freed is the first one used.
     ///
     /// # Errors
     /// As [`Arena::new`].
     pub fn shared(limit: usize) -> Result<Self, MemoryError> {
-        Self::on(Hugepages::None, limit, Segment::untouched)
+        Self::on(Hugepages::None, limit)
     }
 
-    fn on(
-        pages_of: Hugepages,
-        limit: usize,
-        first: impl FnOnce(Wanted) -> Result<Segment, MemoryError>,
-    ) -> Result<Self, MemoryError> {
+    fn on(pages_of: Hugepages, limit: usize) -> Result<Self, MemoryError> {
         let limit = limit.clamp(LARGE, LARGEST) / LARGE * LARGE;
         let mut arena = Self {
             memory: Arc::new(Memory::new(limit.div_ceil(SEGMENT))),
@@ -158,7 +152,7 @@ impl Arena {
             free_small: 0,
             spare: Spare::default(),
         };
-        let added = arena.wanted().map(first).transpose()?.map(|segment| arena.add(segment));
+        let added = arena.wanted().map(Segment::new).transpose()?.map(|segment| arena.add(segment));
         debug_assert!(matches!(added, Some(Ok(()))), "the first segment is wanted");
         // Page 0 stays behind: 0 is no block. Its neighbours are small ones for ever.
         arena.large.pop();
@@ -167,7 +161,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Adds a segment. Maps and touches up to 64 MiB, so it is not for the data path. `false`: the limit is reached.
+    /// Adds a segment. Maps up to 64 MiB, so it is not for the data path. `false`: the limit is reached.
     ///
     /// # Errors
     /// When there is not as much memory.
@@ -197,7 +191,8 @@ impl Arena {
         self.pages.add(len / SMALL);
         // All blocks fit at any time, so that giving one back never asks for memory.
         self.large.reserve_exact(first + n - self.large.len());
-        self.large.extend((first..first + n).rev().map(|number| number as u32));
+        // Blocks that were in use before are used first.
+        self.large.splice(0..0, (first..first + n).rev().map(|number| number as u32));
         self.len += len;
         Ok(())
     }

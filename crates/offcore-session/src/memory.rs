@@ -49,11 +49,6 @@ impl Memory {
         made.filter_map(|segment| Some((segment.fd.as_ref()?.as_fd(), segment.mapping.len())))
     }
 
-    /// Has the kernel find the pages of all segments: some ten milliseconds for each.
-    pub fn touch(&self) {
-        self.segments.iter().map_while(OnceLock::get).for_each(|segment| segment.mapping.touch());
-    }
-
     /// Adds segment number `at`.
     pub(crate) fn add(&self, at: usize, mapping: Mapping, fd: OwnedFd) {
         let added = self.segments[at].set(Segment { mapping, fd: Some(fd) });

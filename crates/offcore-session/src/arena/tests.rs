@@ -87,8 +87,8 @@ fn an_arena_grows_up_to_its_limit_and_outlives_itself() {
     let view = Arc::clone(arena.memory());
     assert!(arena.grow().unwrap());
     assert!(!arena.grow().unwrap());
-    let far = arena.take_large().unwrap();
-    assert_eq!(far.page() as usize, PAGES);
+    let far = all(|| arena.take_large()).pop().unwrap();
+    assert_eq!(far.page() as usize, PAGES, "blocks of the first segment are used first");
     // The segment is seen by who had the memory before it grew, and is mapped after the arena has gone.
     drop(arena);
     let address = view.address(far, LARGE - 1, 1).unwrap();
@@ -101,4 +101,29 @@ fn an_arena_grows_up_to_its_limit_and_outlives_itself() {
     // A place or a block outside of all segments has no address.
     assert!(view.slot(Place::new(u32::MAX).unwrap()).is_none());
     assert!(view.address(Block::new(u32::MAX).unwrap(), 0, 1).is_none());
+}
+
+#[test]
+fn shared_memory_is_allocated_as_used() {
+    // The kernel counts allocated pages in units of 512 bytes.
+    let allocated = |arena: &Arena| {
+        let blocks =
+            |(fd, _)| rustix::fs::fstat(fd).map(|found| usize::try_from(found.st_blocks).unwrap()).unwrap();
+        arena.memory().segments().map(blocks).sum::<usize>() * 512
+    };
+    let mut arena = Arena::shared(2 * SEGMENT).unwrap();
+    assert!(arena.grow().unwrap());
+    assert!(allocated(&arena) < MIB, "{} bytes of 128 MiB", allocated(&arena));
+    let use_some = |arena: &mut Arena| {
+        let taken: Vec<Block> = (0..32).map(|_| arena.take_large().unwrap()).collect();
+        for block in taken {
+            // SAFETY: a block that nobody else uses.
+            unsafe { std::ptr::write_bytes(arena.address(block).as_ptr(), 1, LARGE) };
+            arena.give_large(block);
+        }
+        allocated(arena)
+    };
+    let used = use_some(&mut arena);
+    assert!((2 * MIB..3 * MIB).contains(&used), "{used} bytes of 2 MiB");
+    assert_eq!(use_some(&mut arena), used, "used blocks are used again");
 }

@@ -18,7 +18,7 @@ const PLENTY: usize = 4;
 pub struct AppMemory(pub(super) Arena);
 
 impl AppMemory {
-    /// Maps up to 64 MiB, which are to be [touched](offcore_session::Memory::touch) soon, by another thread than the stack's.
+    /// Maps the first 64 MiB of it, or all. The kernel allocates pages as they are used.
     ///
     /// # Errors
     /// When there is not as much memory.

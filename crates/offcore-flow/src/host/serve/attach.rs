@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::application::{Application, Process};
-use super::feed::{Feed, Made, Share};
+use super::feed::{Made, Share};
 use super::key::{APPLICATIONS, Key, Source};
 use super::session::number;
 use super::{APPLICATIONS_OF_USER, Guest, Serve, wire};
@@ -334,8 +334,6 @@ impl Serve {
         calls.stack.set_user(id, user);
         calls.stack.limit_app(id, self.config.connections);
         let memory = Arc::clone(calls.stack.memory(id));
-        // Behind what others are waiting for.
-        Feed::touch(user, &memory, &mut self.errands);
         let name = (key, u64::from_ne_bytes(instance));
         if at == self.apps.len() {
             self.apps.push(None);

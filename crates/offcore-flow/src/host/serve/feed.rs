@@ -1,5 +1,4 @@
-//! Memory of applications. To map and to touch it takes some ten milliseconds, to unmap it some, too; the thread of its user has
-//! them.
+//! Memory of applications. The thread of its user maps it, and unmaps it: that takes up to some ten milliseconds.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -74,16 +73,6 @@ impl Feed {
     pub(super) fn begin(&mut self, user: u32, key: [u8; KEY], bytes: usize, errands: &mut Errands) {
         let share = Share(Arc::clone(self.shares.entry(user).or_default()));
         self.run(user, errands, move || Made::New { user, key, memory: AppMemory::new(bytes).ok(), share });
-    }
-
-    /// Has the pages of an application's first memory found, unless it is gone when its turn comes.
-    pub(super) fn touch(user: u32, memory: &Arc<Memory>, errands: &mut Errands) {
-        let memory = Arc::downgrade(memory);
-        errands.run_unawaited(user, move || {
-            if let Some(memory) = memory.upgrade() {
-                memory.touch();
-            }
-        });
     }
 
     /// Has more made for one that is there.
