@@ -41,6 +41,8 @@ const PEERS: [Peer; 27] = [
     Peer::program("nginx-light", "nginx"),
     Peer::program("redis-server", "redis-server"),
     Peer::program("redis-tools", "redis-benchmark"),
+    Peer::program("postgresql", "pgbench"),
+    Peer::program("php-cli", "php"),
     Peer::program("openssh-server", "sshd"),
     Peer::program("openssh-client", "ssh"),
     Peer::program("openssl", "openssl"),

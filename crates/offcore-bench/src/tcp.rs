@@ -6,6 +6,7 @@
 //! * [`veth`]: a stream to and from the kernel's TCP, beside the kernel's in our place.
 //! * [`paths`]: such a stream over a slow, long or lossy path.
 //! * [`http`]: nginx, beside the same on the kernel's TCP.
+//! * [`programs`]: nginx, PostgreSQL and PHP behind a TAP, beside the same on the kernel's.
 
 pub mod http;
 pub mod idle;
@@ -13,6 +14,7 @@ mod link;
 pub mod open_close;
 mod pair;
 pub mod paths;
+pub mod programs;
 mod share;
 mod streams;
 pub mod veth;

@@ -23,7 +23,7 @@
 //! `push` turns it off.
 
 mod load;
-mod server;
+pub(super) mod server;
 
 use std::fmt;
 use std::path::{Path, PathBuf};

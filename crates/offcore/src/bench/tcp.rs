@@ -9,6 +9,7 @@ use offcore_bench::copier::{Copier, Setup};
 use offcore_bench::progress::Progress;
 use offcore_bench::tcp::http::{self, HttpOptions};
 use offcore_bench::tcp::paths::{self, PathOptions};
+use offcore_bench::tcp::programs::{self, ProgramOptions};
 use offcore_bench::tcp::veth::{self, VethOptions};
 use offcore_bench::tcp::{self, CHUNKS, Options, SEGMENT, Side, idle, open_close};
 use offcore_bench::temperature::Temperature;
@@ -53,6 +54,9 @@ Examples:
 
   nginx on the stack under wrk, beside nginx on the kernel's; as root:
     offcore bench tcp --case http
+
+  nginx, PostgreSQL and PHP behind a TAP, compared with the kernel's; as root:
+    offcore bench tcp --case programs
 
   Without checksums completed by the port, so that the core reads all payload:
     offcore bench tcp --checksum core --side receive
@@ -130,6 +134,8 @@ pub(crate) enum Case {
     Requests,
     /// Requests that nginx answers a second, on the stack and on the kernel's, over veth; needs root, nginx and wrk.
     Http,
+    /// Answers of nginx, PostgreSQL and PHP a second behind a TAP, on the stack and on the kernel's; needs root and these programs.
+    Programs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -171,6 +177,11 @@ fn measure(args: &TcpBenchArgs, case: Case, options: Options, rows: &mut Rows) -
             let options = HttpOptions::new(quick, program, options.lcore, options.other_lcore);
             http::run(&options, &progress, emit)
         }
+        Case::Programs => {
+            let program = std::env::current_exe().context("this program")?;
+            let options = ProgramOptions::new(quick, program, options.lcore, options.other_lcore);
+            programs::run(&options, &progress, emit)
+        }
     }
 }
 
@@ -207,7 +218,7 @@ fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, Failure> {
         Case::CoreCost => (1, &Temperature::ALL[..], &CHUNKS[..]),
         Case::Requests => (http::CONNECTIONS, &[Temperature::Remote][..], &http::SIZES[..]),
         Case::Idle => (idle::IDLE, &[Temperature::Remote][..], &[idle::CHUNK][..]),
-        Case::OpenClose | Case::Veth | Case::Paths | Case::Http => {
+        Case::OpenClose | Case::Veth | Case::Paths | Case::Http | Case::Programs => {
             (open_close::OPEN, &[Temperature::Remote][..], &[idle::CHUNK][..])
         }
     };
@@ -265,7 +276,7 @@ mod tests {
 
     #[test]
     fn every_example_of_the_help_is_accepted() {
-        examples(EXAMPLES, 10).iter().for_each(|line| drop(parsed(line).unwrap()));
+        examples(EXAMPLES, 11).iter().for_each(|line| drop(parsed(line).unwrap()));
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub(super) const MAY_LACK: &[(&str, &str)] = &[
     ("accel-config.conf: No such file", "accel-config"),
     ("there is no such directory", "nother machine"),
     ("there is no PCI device", "PCI address"),
+    ("programs behind a TAP: ", "PostgreSQL"),
 ];
 
 /// How commands begin that are not run here, and why.

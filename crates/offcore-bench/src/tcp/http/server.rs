@@ -18,21 +18,21 @@ use crate::peer::netns::Netns;
 use crate::peer::process::{Process, TIMEOUT};
 use crate::peer::tempdir::TempDir;
 
-const PORT: u16 = 8080;
+pub(in crate::tcp) const PORT: u16 = 8080;
 /// Debian's configuration of nginx.
-pub(super) const CONF: &str = "/etc/nginx/nginx.conf";
+pub(in crate::tcp) const CONF: &str = "/etc/nginx/nginx.conf";
 
 /// What both servers have: files, and a core.
 #[derive(Debug)]
-pub(super) struct Site<'a> {
-    dir: &'a TempDir,
+pub(in crate::tcp) struct Site<'a> {
+    pub(in crate::tcp) dir: &'a TempDir,
     lcore: usize,
-    far: &'a Netns,
+    pub(in crate::tcp) far: &'a Netns,
     content: Vec<u8>,
 }
 
 impl<'a> Site<'a> {
-    pub(super) fn new(dir: &'a TempDir, lcore: usize, far: &'a Netns) -> Result<Self> {
+    pub(in crate::tcp) fn new(dir: &'a TempDir, lcore: usize, far: &'a Netns) -> Result<Self> {
         let mut random = SplitMix::new(17);
         let largest = SIZES.into_iter().max().unwrap_or_default();
         let content: Vec<u8> = (0..2 * largest).map(|_| random.next() as u8).collect();
@@ -49,12 +49,12 @@ impl<'a> Site<'a> {
     }
 
     /// What is in the file of `size` bytes that is compared: other bytes than wrk is sent.
-    pub(super) fn content(&self, size: usize) -> &[u8] {
+    pub(in crate::tcp) fn content(&self, size: usize) -> &[u8] {
         &self.content[self.content.len() - size..]
     }
 
     /// A command in a namespace, on the servers' core.
-    fn command(&self, netns: &Netns, program: &Path) -> Command {
+    pub(in crate::tcp) fn command(&self, netns: &Netns, program: &Path) -> Command {
         let mut command = netns.command("taskset");
         command.args(["-c", &self.lcore.to_string()]).arg(program);
         command
@@ -114,7 +114,7 @@ pub(super) fn version() -> Result<String> {
 
 /// A running server.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(in crate::tcp) struct Server {
     pub(super) address: SocketAddr,
     pub(super) lcore: usize,
     nginx: Process,
@@ -145,7 +145,7 @@ impl Server {
         Self::start(site, (site.command(netns, Path::new("env")), "theirs"), "10.78.0.2", None)
     }
 
-    fn start(
+    pub(in crate::tcp) fn start(
         site: &Site<'_>,
         (mut command, name): (Command, &str),
         address: &str,

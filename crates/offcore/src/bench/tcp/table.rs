@@ -1,7 +1,7 @@
 //! The tables that `offcore bench tcp` prints: one for each case.
 
 use offcore_bench::row::Row;
-use offcore_bench::tcp::HEADERS;
+use offcore_bench::tcp::{HEADERS, programs};
 
 use super::super::verified;
 use crate::output::kib;
@@ -13,7 +13,9 @@ pub(super) fn table(rows: &[Row]) -> String {
     let is_request = |row: &&Row| row.unit == "tsc_cycles_per_request";
     let is_http = |row: &&Row| row.unit == "million_requests_per_s";
     let is_path = |row: &&Row| row.path.is_some();
-    let is_veth = |row: &&Row| row.arrangement == "end-to-end" && !is_http(row) && !is_path(row);
+    let is_program = |row: &&Row| row.unit == programs::UNIT;
+    let is_veth =
+        |row: &&Row| row.arrangement == "end-to-end" && !is_http(row) && !is_path(row) && !is_program(row);
     let of = |wanted: &dyn Fn(&&Row) -> bool| rows.iter().filter(wanted).collect::<Vec<_>>();
     let tables = [
         core_cost(&of(&|row| {
@@ -25,6 +27,7 @@ pub(super) fn table(rows: &[Row]) -> String {
         veth(&of(&is_veth)),
         paths(&of(&is_path)),
         http(&of(&is_http)),
+        behind_tap(&of(&is_program)),
     ];
     let tables: Vec<String> = tables.into_iter().filter(|table| !table.is_empty()).collect();
     tables.join("\n")
@@ -320,6 +323,30 @@ fn http(rows: &[&Row]) -> String {
             windows whose bytes were, by a client of eight connections beside wrk; of wrk's how long they are together. The\n\
             kernel sends files, and passes packets over veth, by reference; ours are copied to the FIFO, to packets and by the\n\
             port.\n"
+}
+
+/// Programs behind a TAP, beside the same on the kernel's stack.
+fn behind_tap(rows: &[&Row]) -> String {
+    let cells = rows.iter().map(|row| {
+        [
+            row.case.clone(),
+            or_dash(row.connections),
+            format!("{:.0}", row.median),
+            digits(row.peer_median, 0),
+            bounded(row.peer_ratio, row.peer_ratio_lower),
+            noise(row, row.peer_ratio),
+            row.verified.to_string(),
+        ]
+    });
+    let text = columns("<program, client|connections|answers/s|kernel|ratio|noise|checked", cells);
+    if text.is_empty() {
+        return text;
+    }
+    text + "Programs on our stack, which holds the client's TAP, and on the kernel's (kernel), behind a TAP and a relay (offcore\n\
+            switch), in turns. Program, stack and relay share a core, the client has the other. Answers: requests, or\n\
+            transactions of pgbench. Ratio: median of the ratios of paired windows, and its lower bound at 90 %; noise: how far\n\
+            from 1 that of our windows to one another is, or of the kernel's. Checked: answers compared byte by byte, or\n\
+            transactions whose sums were compared.\n"
 }
 
 /// What both cores have of a sum.
