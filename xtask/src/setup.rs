@@ -21,7 +21,7 @@ enum SeenBy {
     File(&'static str),
 }
 
-const PEERS: [Peer; 27] = [
+const PEERS: [Peer; 29] = [
     Peer::program("g++", "g++"),
     Peer::program("pkg-config", "pkg-config"),
     Peer::program("dpdk", "dpdk-devbind.py"),
