@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn examples_of_the_help_can_be_followed() {
-        for line in examples(EXAMPLES, 4) {
+        for line in examples(EXAMPLES, 5) {
             command(&line).unwrap_or_else(|error| panic!("{line}: {error}"));
         }
     }
