@@ -251,7 +251,8 @@ impl Links {
         cache: &mut PoolCache,
     ) {
         let mtu = usize::from(mtu);
-        if cache.pool().total_len(&packet) <= mtu + ethernet::HEADER_LEN {
+        // The loopback interface carries datagrams of any length.
+        if Some(iface) == self.loopback || cache.pool().total_len(&packet) <= mtu + ethernet::HEADER_LEN {
             return self.enqueue(cache, iface, packet);
         }
         let ident = stack.fragment_ident();

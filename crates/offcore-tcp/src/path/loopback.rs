@@ -8,6 +8,9 @@ use offcore_wire::virtio_net::Offloads;
 
 use super::Path;
 
+/// Bytes of packets that one turn receives, so that one user's streams do not delay others.
+const TURN: usize = 256 << 10;
+
 impl Path {
     /// Adds the [loopback interface](crate::proto::Stack::add_loopback), after all interfaces of ports.
     pub fn add_loopback(&mut self) {
@@ -20,16 +23,24 @@ impl Path {
         );
     }
 
-    /// Receives a burst of the packets that the host has sent to itself. Returns their number, and at least 1 if packets are left.
+    /// Receives packets that the host has sent to itself: up to a burst, or [`TURN`] bytes. Returns their number, and at least 1 if
+    /// packets are left.
     pub fn loop_back(&mut self, ctx: &mut Context<'_>, now: u64) -> usize {
         let Some(iface) = self.links.loopback else { return 0 };
-        let is_open = self.is_open();
+        let (is_open, pool) = (self.is_open(), self.pool);
         let queue = &mut self.links.get(iface).queue;
         if queue.is_empty() || !is_open {
             return usize::from(!queue.is_empty());
         }
-        let count = queue.len().min(BURST);
-        let mut burst: Burst = queue.drain(..count).collect();
+        let (mut burst, mut bytes) = (Burst::new(), 0);
+        while bytes < TURN
+            && burst.len() < BURST
+            && let Some(packet) = queue.drain(..queue.len().min(1)).next()
+        {
+            bytes += pool.total_len(&packet);
+            burst.push(packet);
+        }
+        let count = burst.len();
         self.receive(ctx, now, iface, &mut burst);
         count
     }

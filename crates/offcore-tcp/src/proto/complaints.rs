@@ -51,7 +51,8 @@ impl Stack {
         let (src, dst) = (IpAddr::from(ip.src()), IpAddr::from(ip.dst()));
         let to_us = here.owns(dst) && frame.dst() == here.mac;
         let to_group = problem.of_groups && frame.dst().is_multicast() && here.is_in_group(dst);
-        let from_host = !src.is_unspecified() && !src.is_multicast() && !src.is_loopback() && !here.owns(src);
+        let from_host =
+            !src.is_unspecified() && !src.is_multicast() && !src.is_loopback() && !self.net.owns(src);
         if !from_host || !to_us && !to_group {
             return;
         }

@@ -218,14 +218,16 @@ impl Stack {
             }
         }
         let here = self.net.ifaces.get(usize::from(iface)).ok_or(DropReason::NotForUs)?;
-        let to_us = here.owns(ip.dst) || self.net.loopback == Some(iface) && self.net.owns(ip.dst);
+        let looped = self.net.loopback == Some(iface);
+        let to_us = here.owns(ip.dst) || looped && self.net.owns(ip.dst);
         let to_station = ip.dst_mac == here.mac;
         let to_many = here.is_in_group(ip.dst) || ip.protocol == IpProtocol::UDP && here.is_broadcast(ip.dst);
         if !to_station && !ip.dst_mac.is_multicast() || !to_us && !to_many {
             return self.dhcp_offer(now, iface, &ip, packet, out);
         }
         // Nobody answers a broadcast, nor sends from one (RFC 1122, 3.2.1.3).
-        if ip.src.is_multicast() || ip.src.is_loopback() || here.is_broadcast(ip.src) || here.owns(ip.src) {
+        let forged = !looped && self.net.owns(ip.src);
+        if ip.src.is_multicast() || ip.src.is_loopback() || here.is_broadcast(ip.src) || forged {
             return Err(DropReason::Source);
         }
         if ip.fragment {

@@ -1,6 +1,6 @@
 //! Connections of a host to its own addresses.
 
-use offcore_tcp::proto::{AppId, CallError, Cause, Config};
+use offcore_tcp::proto::{AppId, CallError, Cause, Config, IfaceConfig, Prefix};
 
 use crate::host::Host;
 use crate::streams::content;
@@ -92,4 +92,29 @@ fn forged_own_sources_are_dropped() {
     host.receive(now, &mut frames);
     host.poll(now);
     assert!(host.frames.is_empty() && host.accepted.is_empty());
+}
+
+/// So is a packet with the address of another interface of the host.
+#[test]
+fn forged_sources_of_other_interfaces_are_dropped() {
+    let (mut host, mut now) = (host(Config::default()), 3 * SECOND);
+    let addresses = vec![Prefix { address: [10, 1, 0, 1].into(), len: 24 }];
+    let config = IfaceConfig { mac: crate::host::mac(9), mtu: 1500, addresses, routes: Vec::new() };
+    let other = host.stack.add_iface(now, &config, &mut host.out);
+    now += 5 * SECOND;
+    host.poll(now);
+    host.frames.clear();
+    let (from, to) = ("10.0.0.1:0".parse().unwrap(), "10.1.0.1:7".parse().unwrap());
+    host.stack.connect(now, AppId::OWN, Some(from), to, &mut host.out).unwrap();
+    host.poll(now);
+    let mut frames = std::mem::take(&mut host.frames);
+    frames.retain(|frame| frame[..6] == [0; 6]);
+    assert!(!frames.is_empty());
+    for frame in &mut frames {
+        frame[..6].copy_from_slice(&crate::host::mac(9).0);
+    }
+    host.receive_by(other, now, &mut frames);
+    host.poll(now);
+    host.frames.retain(|frame| frame[12..14] != [8, 6]);
+    assert!(host.frames.is_empty(), "nothing answers");
 }
