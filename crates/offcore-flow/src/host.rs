@@ -300,7 +300,7 @@ impl Host {
             port.tx.stop(ctx);
             self.ending.extend(port.spread.map(|spread| spread.end(ctx)).into_iter().flatten());
         }
-        self.path.drop_looped(ctx.cache);
+        self.path.drop_loopback(ctx.cache);
         let mut burst = Burst::new();
         let mut left = 0;
         for ring in &mut self.ending {

@@ -309,7 +309,7 @@ unsafe fn tell_of_v4(room: &mut Room, more: &More, bits: u32, local: Ipv4Addr, p
             room.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
         }
         if bits & bit::PKTINFO != 0 {
-            let own = if more.own.is_unspecified() { local } else { more.own };
+            let own = more.own.unwrap_or(local);
             let ipi_spec_dst = libc::in_addr { s_addr: u32::from_ne_bytes(own.octets()) };
             let info = in_pktinfo { ipi_ifindex: index, ipi_spec_dst, ipi_addr: address };
             room.put(libc::IPPROTO_IP, libc::IP_PKTINFO, info);

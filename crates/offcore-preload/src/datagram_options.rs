@@ -264,3 +264,18 @@ pub(crate) fn may_broadcast(session: &Session) -> bool {
     let kept = session.slot.kept.get(kept_name(libc::SOL_SOCKET, libc::SO_BROADCAST));
     kept.is_some_and(|value| value != 0)
 }
+
+/// A value that is read from the program.
+///
+/// # Safety
+/// `value` is of `len` bytes, or null; `T` is a structure of numbers.
+pub(crate) unsafe fn read<T: Copy>(value: *const c_void, len: socklen_t) -> Result<T, Errno> {
+    if (len as usize) < size_of::<T>() {
+        return Err(libc::EINVAL);
+    }
+    if value.is_null() {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: as long, as checked; any bytes are a valid `T`.
+    Ok(unsafe { value.cast::<T>().read_unaligned() })
+}

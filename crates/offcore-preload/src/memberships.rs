@@ -14,7 +14,7 @@ use offcore_session::message::{Call, Membership, NONE, Question};
 use offcore_session::slot::Slot;
 
 use crate::address;
-use crate::datagram_options::kept_name;
+use crate::datagram_options::{kept_name, read};
 use crate::link;
 use crate::session::Session;
 use crate::sys::{self, Errno};
@@ -67,21 +67,6 @@ pub(crate) const MEMBERSHIPS: [(c_int, c_int, Change); 8] = [
 /// The effect of an option on memberships; `None` for other options.
 pub(crate) fn change(level: c_int, name: c_int) -> Option<Change> {
     MEMBERSHIPS.iter().find(|(l, n, _)| (*l, *n) == (level, name)).map(|(.., change)| *change)
-}
-
-/// A value that is read from the program.
-///
-/// # Safety
-/// `value` is of `len` bytes, or null; `T` is a structure of numbers.
-unsafe fn read<T: Copy>(value: *const c_void, len: socklen_t) -> Result<T, Errno> {
-    if (len as usize) < size_of::<T>() {
-        return Err(libc::EINVAL);
-    }
-    if value.is_null() {
-        return Err(libc::EFAULT);
-    }
-    // SAFETY: as long, as checked.
-    Ok(unsafe { value.cast::<T>().read_unaligned() })
 }
 
 fn ip(address: libc::in_addr) -> Ipv4Addr {

@@ -13,7 +13,7 @@ use libc::socklen_t;
 use offcore_session::message::{Call, Question};
 use offcore_session::slot::{number, state, wish};
 
-use crate::datagram_options::{self, kept_name};
+use crate::datagram_options::{self, kept_name, read};
 use crate::datagrams;
 use crate::link;
 use crate::memberships;
@@ -26,21 +26,6 @@ use crate::sys::{self, Errno};
 const SO_COOKIE: c_int = 57;
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SO_SNDTIMEO_NEW: c_int = 67;
-
-/// A value that is read from the program.
-///
-/// # Safety
-/// `value` is of `len` bytes, or null.
-unsafe fn read<T: Copy>(value: *const c_void, len: socklen_t) -> Result<T, Errno> {
-    if (len as usize) < size_of::<T>() {
-        return Err(libc::EINVAL);
-    }
-    if value.is_null() {
-        return Err(libc::EFAULT);
-    }
-    // SAFETY: as long, as checked; the types are the kernel's structures of numbers.
-    Ok(unsafe { value.cast::<T>().read_unaligned() })
-}
 
 /// Gives the program a value, as long as it has room for.
 ///

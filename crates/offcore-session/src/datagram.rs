@@ -32,7 +32,7 @@ pub struct Header {
 }
 
 /// Fields of a [`Header`] that concern few programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct More {
     /// Time to live, or hop limit. To be sent: 0 selects the default.
     pub hops: u8,
@@ -50,7 +50,7 @@ pub struct More {
     /// To be sent to a group: sockets of this host do not receive it (`IP_MULTICAST_LOOP` of 0).
     pub no_loop: bool,
     /// Received, to a group or a broadcast of IPv4: an own address of the interface.
-    pub own: Ipv4Addr,
+    pub own: Option<Ipv4Addr>,
     /// Received: the number of datagrams that the socket dropped before.
     pub lost: u32,
     /// Received: the time in microseconds since 1970.
@@ -70,23 +70,6 @@ pub enum PathMtu {
     Do = 2,
     /// Sent if it fits the interface's MTU; the path MTU is ignored. DF is set.
     Probe = 3,
-}
-
-impl Default for More {
-    fn default() -> Self {
-        Self {
-            hops: 0,
-            tos: 0,
-            index: 0,
-            path_mtu: 0,
-            segment: 0,
-            broadcast: false,
-            no_loop: false,
-            own: Ipv4Addr::UNSPECIFIED,
-            lost: 0,
-            time: 0,
-        }
-    }
 }
 
 impl More {
@@ -134,7 +117,7 @@ impl Header {
         put(52, &index.to_le_bytes());
         put(56, &segment.to_le_bytes());
         put(58, &[broadcast.into(), no_loop.into()]);
-        put(60, &own.octets());
+        put(60, &own.unwrap_or(Ipv4Addr::UNSPECIFIED).octets());
         bytes
     }
 
@@ -157,7 +140,7 @@ impl Header {
             segment: u16::from_le_bytes(*bytes[56..].first_chunk()?),
             broadcast: bytes[58] != 0,
             no_loop: bytes[59] != 0,
-            own: Ipv4Addr::from(*bytes[60..].first_chunk()?),
+            own: Some(Ipv4Addr::from(*bytes[60..].first_chunk()?)).filter(|own| !own.is_unspecified()),
             lost: u32::from_le_bytes(*bytes[48..].first_chunk()?),
             time: u64::from_le_bytes(*bytes[40..].first_chunk()?),
         };
@@ -232,7 +215,7 @@ mod tests {
             segment: 500,
             broadcast: true,
             no_loop: true,
-            own: [10, 0, 0, 9].into(),
+            own: Some([10, 0, 0, 9].into()),
             lost: 1 << 20,
             time: 1 << 50,
         };

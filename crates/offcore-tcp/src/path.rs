@@ -125,7 +125,7 @@ fn finish_datagram(
     packet.push(sealed.headers.into());
     if sealed.loops {
         match many::copy_of(&packet, cache) {
-            Some(copy) => links.looped.push(copy),
+            Some(copy) => links.own_copies.push(copy),
             None => out.drop_copies(),
         }
     }
@@ -357,7 +357,7 @@ impl Path {
         // What a turn took that found nothing to do belongs to no stage of a packet's way.
         ctx.clock.lap(if self.out.is_empty() { Stage::Idle } else { Stage::Header });
         self.take_out(ctx, now);
-        self.take_looped(ctx);
+        self.take_own_copies(ctx);
     }
 
     /// Packets to be sent that there are buffers for, those of the longest kind.

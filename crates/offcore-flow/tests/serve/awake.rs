@@ -1,12 +1,9 @@
 //! Applications whose marks are not read in each round.
 
-use std::sync::atomic::Ordering;
-
 use offcore_flow::host::App;
 use offcore_flow::host::serve::Serve;
 use offcore_port::Wake;
 use rustix::event::PollFlags as Bits;
-use rustix::net::{SendFlags, send};
 
 use crate::process::{End, Process, bind, bits};
 use crate::setup::world_of_small;
@@ -25,11 +22,7 @@ fn attach(world: &mut World<Serve>, path: &std::path::Path) -> (Process, End) {
 
 /// Closes the gate of a session that has room, and marks it: the stack opens the gate when it looks.
 fn mark((process, end): &(Process, End)) {
-    for _ in 0..process.welcome.gate {
-        end.slot().wishes.gates.fetch_add(1, Ordering::Relaxed);
-        send(&end.fd, &[0], SendFlags::DONTWAIT).unwrap();
-    }
-    end.slot().wake.want_room();
+    process.close_gate(end);
     process.mark(end);
 }
 

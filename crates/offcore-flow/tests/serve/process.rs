@@ -272,14 +272,19 @@ impl Process {
     pub(crate) fn write(&self, end: &mut End, bytes: &[u8]) -> usize {
         let written = end.writer.write(bytes);
         if written < bytes.len() {
-            for _ in 0..self.welcome.gate {
-                end.slot().wishes.gates.fetch_add(1, Ordering::Relaxed);
-                send(&end.fd, &[0], SendFlags::DONTWAIT).unwrap();
-            }
-            end.slot().wake.want_room();
+            self.close_gate(end);
         }
         self.mark(end);
         written
+    }
+
+    /// Closes the gate of a session, which waits for room. The stack opens it when it looks and there is room.
+    pub(crate) fn close_gate(&self, end: &End) {
+        for _ in 0..self.welcome.gate {
+            end.slot().wishes.gates.fetch_add(1, Ordering::Relaxed);
+            send(&end.fd, &[0], SendFlags::DONTWAIT).unwrap();
+        }
+        end.slot().wake.want_room();
     }
 
     /// Reads what there is, and takes the token.

@@ -1,11 +1,8 @@
 //! Whose sessions are looked at when there are too many for a round.
 
-use std::sync::atomic::Ordering;
-
 use offcore_flow::host::serve::Serve;
 use offcore_tcp::proto::Config;
 use rustix::event::PollFlags as Bits;
-use rustix::net::{SendFlags, send};
 
 use crate::process::{End, Process, bind};
 use crate::setup::{path, serve_also};
@@ -22,11 +19,7 @@ fn open(world: &mut World<Serve>, process: &Process) -> End {
 
 /// Closes its gate, although there is room, and marks it: the stack opens the gate when it looks.
 fn mark(process: &Process, end: &End) {
-    for _ in 0..process.welcome.gate {
-        end.slot().wishes.gates.fetch_add(1, Ordering::Relaxed);
-        send(&end.fd, &[0], SendFlags::DONTWAIT).unwrap();
-    }
-    end.slot().wake.want_room();
+    process.close_gate(end);
     process.mark(end);
 }
 

@@ -69,7 +69,7 @@ pub(super) struct Links {
     looked: (u32, u64),
     pub(super) stats: PathStats,
     /// Copies of datagrams that sockets of this host receive, too; empty between turns.
-    pub(super) looped: Vec<Packet>,
+    pub(super) own_copies: Vec<Packet>,
     /// Buffers of the pool that are this worker's part of it.
     part: usize,
 }
@@ -78,8 +78,8 @@ impl Links {
     /// Of a worker whose part of the pool is so many buffers.
     pub(super) fn new(pool: &'static Pool, part: usize) -> Self {
         let (looked, stats) = ((0, 0), PathStats::default());
-        let (waiting, looped) = (VecDeque::new(), Vec::new());
-        Self { links: Vec::new(), loopback: None, pool, waiting, looked, stats, looped, part }
+        let (waiting, own_copies) = (VecDeque::new(), Vec::new());
+        Self { links: Vec::new(), loopback: None, pool, waiting, looked, stats, own_copies, part }
     }
 
     /// Buffers that wait for the port which has the fewest. It is what plans of packets are to wait for: more would have all

@@ -46,17 +46,17 @@ impl Path {
     }
 
     /// Frees the packets that the host has sent to itself and not received.
-    pub fn drop_looped(&mut self, cache: &mut PoolCache) {
+    pub fn drop_loopback(&mut self, cache: &mut PoolCache) {
         if let Some(iface) = self.links.loopback {
             cache.free_all(self.links.get(iface).queue.drain(..));
         }
     }
 
     /// Delivers copies of sent datagrams to sockets of this host.
-    pub(super) fn take_looped(&mut self, ctx: &mut Context<'_>) {
-        if !self.links.looped.is_empty() {
-            let looped = mem::take(&mut self.links.looped);
-            self.take_copies(looped, ctx);
+    pub(super) fn take_own_copies(&mut self, ctx: &mut Context<'_>) {
+        if !self.links.own_copies.is_empty() {
+            let copies = mem::take(&mut self.links.own_copies);
+            self.take_copies(copies, ctx);
             self.submit_places(ctx);
         }
     }

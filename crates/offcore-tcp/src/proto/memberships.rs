@@ -130,7 +130,7 @@ impl Stack {
         let receivers = self.receivers(iface, &header, port, out);
         let here = self.net.ifaces.get(usize::from(iface));
         if let Some(IpAddr::V4(own)) = here.and_then(|here| here.source_to_many(header.local)) {
-            header.more.own = own;
+            header.more.own = Some(own);
         }
         match receivers.as_slice() {
             [] => Err(DropReason::NoConnection),
@@ -151,8 +151,8 @@ impl Stack {
     }
 
     /// Finds sockets of this host that receive a sent datagram, and adds them to [`Out::to_many`]. `header` is their header. The
-    /// payload follows `skip` bytes of headers in the packet.
-    pub(super) fn loop_back(
+    /// payload follows `skip` bytes of headers in the packet. Returns whether there are any.
+    pub(super) fn find_local_receivers(
         &mut self,
         way: &Way,
         mut header: Header,
@@ -166,7 +166,7 @@ impl Stack {
         }
         header.more.index = here.index;
         if let IpAddr::V4(own) = way.source {
-            header.more.own = own;
+            header.more.own = Some(own);
         }
         let receivers = self.receivers(way.iface, &header, port, out);
         if !receivers.is_empty() {
@@ -176,7 +176,7 @@ impl Stack {
         !receivers.is_empty()
     }
 
-    /// Queues the copy of a datagram for one of its sockets. Without a packet, or without room in the socket, it is dropped.
+    /// Queues the copy of a datagram for a socket. Drops it, and counts that, if the pool or the socket has no room.
     pub(crate) fn copy_to(
         &mut self,
         socket: ConnId,

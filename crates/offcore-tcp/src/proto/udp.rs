@@ -551,7 +551,7 @@ impl Stack {
                 More { hops: envelope.hops, tos: more.tos, time: self.unix_time + now, ..More::default() };
             let from = SocketAddr::new(way.source, port);
             let header = Header { len: plan.len as u16, peer: from, local: peer.ip(), more };
-            self.loop_back(&way, header, peer.port(), headers.into(), out)
+            self.find_local_receivers(&way, header, peer.port(), headers.into(), out)
         };
         Some(SealedDatagram { iface: way.iface, headers, transport: at as u8, known, loops, mtu })
     }

@@ -5,6 +5,7 @@
 use offcore_bench::peer::process::Process;
 use peers::{Need, one_core, require};
 
+use super::python::CLIENTS;
 use super::{NEEDS, STACK, Stage, TIMEOUT};
 
 fn needs() -> Option<()> {
@@ -31,25 +32,9 @@ async def main():
 asyncio.run(main())
 ";
 
-const CLIENT: &str = "
-import asyncio, os, socket, sys
+const DATAGRAMS: &str = "
+import os, socket, sys
 address = sys.argv[1]
-async def one(size):
-    reader, writer = await asyncio.open_connection(address, 7)
-    assert writer.get_extra_info('sockname')[0] == address
-    assert writer.get_extra_info('peername')[:2] == (address, 7)
-    data = os.urandom(size)
-    async def send():
-        writer.write(data)
-        await writer.drain()
-        writer.write_eof()
-    sending = asyncio.create_task(send())
-    assert await reader.read(-1) == data
-    await sending
-    writer.close()
-async def main():
-    await asyncio.gather(*(one(100000 * n) for n in range(10)))
-asyncio.run(main())
 family = socket.AF_INET6 if ':' in address else socket.AF_INET
 connected, bound = [socket.socket(family, socket.SOCK_DGRAM) for _ in range(2)]
 connected.connect((address, 7))
@@ -78,12 +63,14 @@ fn servers_at_own_addresses() {
     let Some(()) = needs() else { return };
     let _core = one_core();
     let stage = Stage::new();
-    let [server, client] =
-        [("server.py", SERVER), ("client.py", CLIENT)].map(|(name, text)| stage.write(name, text));
+    let scripts = [("server.py", SERVER), ("streams.py", CLIENTS), ("datagrams.py", DATAGRAMS)];
+    let [server, streams, datagrams] = scripts.map(|(name, text)| stage.write(name, text));
     for address in STACK {
         let mut server: Process = stage.start(&["python3", &server, address]);
         server.wait_for(0, TIMEOUT, "the server", |text| text.contains("ready").then_some(())).unwrap();
-        assert_eq!(stage.run_apart(&["python3", &client, address]), "all\n", "{}", server.tail());
+        for client in [&streams, &datagrams] {
+            assert_eq!(stage.run_apart(&["python3", client, address]), "all\n", "{}", server.tail());
+        }
     }
     stage.stop();
 }

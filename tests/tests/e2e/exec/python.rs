@@ -107,7 +107,7 @@ while True:
 ";
 
 /// Ten streams at once, each compared.
-const CLIENTS: &str = "
+pub(super) const CLIENTS: &str = "
 import asyncio, os, sys
 async def one(size):
     reader, writer = await asyncio.open_connection(sys.argv[1], 7)

@@ -3,7 +3,7 @@
 use offcore_stats::counters;
 
 counters! {
-    /// What a server of applications counts. The first four are of now, the others since it was made.
+    /// Counters of a server of applications. The first four are current values, the others count from its start.
     pub struct ServeCounts {
         applications,
         processes,

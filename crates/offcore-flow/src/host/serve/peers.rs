@@ -37,8 +37,8 @@ const ANSWER: usize = 16;
 const DUMPED: usize = 32 << 10;
 /// Sockets that are asked for one by one, at most.
 const FEW: usize = 3;
-/// The time from a question to the kernel's being asked. A program that shuts a connection down closes it at once, so one
-/// question for all of that time is enough, and most of them find that the other end is gone.
+/// How long questions are collected before the kernel is asked. Programs often close a connection right after they shut it
+/// down.
 const COLLECTED: Duration = Duration::from_millis(2);
 /// How often a socket to ask by is tried to be made, and after how long again.
 const TRIES: usize = 100;
