@@ -23,7 +23,7 @@ impl Path {
         );
     }
 
-    /// Receives packets that the host has sent to itself: up to a burst, or [`TURN`] bytes. Returns their number, and at least 1 if
+    /// Receives packets that the host has sent to itself: up to a burst, or `TURN` bytes. Returns their number, and at least 1 if
     /// packets are left.
     pub fn loop_back(&mut self, ctx: &mut Context<'_>, now: u64) -> usize {
         let Some(iface) = self.links.loopback else { return 0 };
