@@ -1,6 +1,8 @@
 //! What a worker does that finds nothing to do: it polls on, or sleeps.
 //!
-//! A worker that sleeps when idle polls for 50 us after the last packet, since the next one is usually not far. Then it
+//! A worker that sleeps when idle polls for up to 50 us after the last packet, since the next one is usually not far. The time
+//! adapts, as the halt polling of KVM does (Documentation/virt/kvm/halt-polling.rst): it shrinks when polling finds nothing before
+//! the worker sleeps, because a program that shares the core cannot run, and send, meanwhile. Then it
 //! *arms* its queues ([`arm`](offcore_port::RxQueue::arm)), which ask for events and look once more, and waits in one
 //! system call for the first of them. An event makes it poll again as if a packet had come; when the time is up without
 //! one, it takes one round and sleeps on. It never sleeps beyond a task's next timer, nor for more than 10 ms, so whoever
@@ -17,8 +19,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::worker::task::{Task, WakeSource};
 
-/// How long a worker polls in vain before it sleeps.
+/// The longest and the shortest time of polling before a sleep.
 const TIMEOUT: Duration = Duration::from_micros(50);
+const SHORTEST: Duration = Duration::from_micros(2);
+/// One in this number of periods that end in sleep polls for the whole [`TIMEOUT`], to find out whether polling pays again.
+const PROBE: u32 = 32;
 /// How long it sleeps at most.
 const LONGEST: Duration = Duration::from_millis(10);
 /// The same when a queue has no event.
@@ -59,13 +64,13 @@ impl FromStr for Idle {
 #[derive(Debug)]
 pub struct Sleeper {
     stats: Block,
-    /// TSC since when rounds have found nothing.
-    quiet_since: Option<u64>,
+    /// Rounds that have found nothing.
+    quiet: Option<Quiet>,
     /// Sleeps since something has come.
     in_a_row: u32,
     /// TSC until when it does not sleep, or 0.
     polls_until: u64,
-    timeout: u64,
+    poll_time: PollTime,
     times: [Timespec; 2],
 }
 
@@ -77,19 +82,27 @@ impl Sleeper {
     pub fn new(stats: Block) -> Self {
         assert_eq!(stats.len(), IDLE_COUNTERS.len(), "a sleeper's block is made with IDLE_COUNTERS");
         let times = [LONGEST, SHORT].map(|time| Timespec::try_from(time).unwrap_or_default());
-        Self { stats, quiet_since: None, in_a_row: 0, polls_until: 0, timeout: tsc::ticks(TIMEOUT), times }
+        let poll_time = PollTime::new(tsc::ticks(SHORTEST), tsc::ticks(TIMEOUT));
+        Self { stats, quiet: None, in_a_row: 0, polls_until: 0, poll_time, times }
     }
 
     /// Whether to sleep after a round that has moved `packets`.
     #[inline]
     pub(crate) fn is_due(&mut self, packets: usize) -> bool {
         if packets > 0 {
-            (self.quiet_since, self.in_a_row) = (None, 0);
+            if let Some(quiet) = self.quiet.take()
+                && self.in_a_row == 0
+            {
+                self.poll_time.polled(&quiet);
+            }
+            self.in_a_row = 0;
             return false;
         }
         let now = tsc::now();
-        let quiet = now.wrapping_sub(*self.quiet_since.get_or_insert(now));
-        quiet >= self.timeout && now >= self.polls_until
+        let quiet = self.quiet.get_or_insert(Quiet { since: now, until: now, interrupted: false });
+        quiet.interrupted |= now.wrapping_sub(quiet.until) > self.poll_time.least;
+        quiet.until = now;
+        now.wrapping_sub(quiet.since) >= self.poll_time.limit() && now >= self.polls_until
     }
 
     /// How often it has slept since something has come.
@@ -111,7 +124,7 @@ impl Sleeper {
             self.polls_until = now.saturating_add(looked.saturating_mul(POLLS));
         }
         if awake {
-            self.quiet_since = None;
+            self.quiet = None;
         }
         self.in_a_row = if awake { 0 } else { self.in_a_row.wrapping_add(1) };
     }
@@ -149,8 +162,53 @@ impl Sleeper {
             sleeps.add(1);
             woken.add(awake.into());
             ticks.add(tsc::now().wrapping_sub(start));
+            if awake {
+                self.poll_time.slept();
+            }
         }
         awake
+    }
+}
+
+/// Rounds in a row that have found nothing, in TSC ticks.
+#[derive(Clone, Copy, Debug)]
+struct Quiet {
+    since: u64,
+    until: u64,
+    /// Another program ran on the core in between. What it sent would have ended a sleep, too.
+    interrupted: bool,
+}
+
+/// How long a worker polls before it sleeps, in TSC ticks.
+#[derive(Debug)]
+struct PollTime {
+    ticks: u64,
+    least: u64,
+    most: u64,
+    /// Sleeps that an event has ended, modulo [`PROBE`].
+    slept: u32,
+}
+
+impl PollTime {
+    fn new(least: u64, most: u64) -> Self {
+        Self { ticks: most, least, most, slept: 0 }
+    }
+
+    fn limit(&self) -> u64 {
+        if self.slept == 0 { self.most } else { self.ticks }
+    }
+
+    /// Polling has found something.
+    fn polled(&mut self, quiet: &Quiet) {
+        if !quiet.interrupted {
+            self.ticks = self.ticks.max(2 * quiet.until.wrapping_sub(quiet.since)).min(self.most);
+        }
+    }
+
+    /// Polling has found nothing, and an event has ended the sleep after it.
+    fn slept(&mut self) {
+        self.slept = (self.slept + 1) % PROBE;
+        self.ticks = (self.ticks - self.ticks / 4).max(self.least);
     }
 }
 
@@ -165,7 +223,7 @@ mod tests {
         let mut sleeper = Sleeper::new(Block::private(&IDLE_COUNTERS));
         let wait = |sleeper: &Sleeper| {
             let start = tsc::now();
-            while tsc::now() - start < sleeper.timeout {}
+            while tsc::now() - start < sleeper.poll_time.most {}
         };
         assert!(!sleeper.is_due(0));
         wait(&sleeper);
@@ -178,6 +236,38 @@ mod tests {
         assert!(sleeper.is_due(0), "nothing has come");
         assert_eq!((sleeper.stats.counter(0).value(), sleeper.stats.counter(1).value()), (1, 0));
         assert!(sleeper.stats.counter(2).value() > tsc::ticks(SHORT));
+    }
+
+    #[test]
+    fn vain_polling_gets_shorter() {
+        let mut poll_time = PollTime::new(200, 5000);
+        assert_eq!(poll_time.limit(), 5000);
+        let limits: Vec<_> = (0..2 * PROBE)
+            .map(|_| {
+                poll_time.slept();
+                poll_time.limit()
+            })
+            .collect();
+        assert!(limits.is_sorted_by(|a, b| a >= b || *b == 5000), "{limits:?}");
+        assert_eq!(
+            limits.iter().filter(|limit| **limit == 5000).count(),
+            2,
+            "one probe in {PROBE}: {limits:?}"
+        );
+        assert_eq!(limits[PROBE as usize], 200);
+    }
+
+    #[test]
+    fn successful_polling_gets_longer() {
+        let mut poll_time = PollTime::new(200, 5000);
+        (0..PROBE + 1).for_each(|_| poll_time.slept());
+        let quiet = Quiet { since: 1000, until: 2500, interrupted: true };
+        poll_time.polled(&quiet);
+        assert_eq!(poll_time.limit(), 200, "another program has had the core");
+        poll_time.polled(&Quiet { interrupted: false, ..quiet });
+        assert_eq!(poll_time.limit(), 3000);
+        poll_time.polled(&Quiet { until: 5000, interrupted: false, ..quiet });
+        assert_eq!(poll_time.limit(), 5000);
     }
 
     /// A task whose timer is due in 2 ms.
