@@ -7,7 +7,7 @@
 //! kernel; a session has them in its slot, where `getsockopt` and the stack find them.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use libc::socklen_t;
 use offcore_session::slot::{Kept, Slot, number};
@@ -261,6 +261,26 @@ pub(crate) unsafe fn congestion(value: *const c_void, len: socklen_t) -> Result<
     CONGESTION.iter().position(|known| *known == name).ok_or(libc::ENOENT)
 }
 
+/// The number of a kernel socket's congestion control, if the stack has it.
+fn congestion_of(fd: c_int) -> Option<usize> {
+    let name = sys::socket_option(fd, TCP, libc::TCP_CONGESTION, [0u8; 16])?;
+    // SAFETY: an array of this length.
+    unsafe { congestion(name.as_ptr().cast(), name.len() as socklen_t) }.ok()
+}
+
+/// The number of the kernel's default, which both families share, if the stack has it.
+fn usual_congestion() -> Option<usize> {
+    const UNKNOWN: usize = usize::MAX;
+    static USUAL: AtomicUsize = AtomicUsize::new(UNKNOWN);
+    let mut number = USUAL.load(Ordering::Relaxed);
+    if number == UNKNOWN {
+        let found = Fresh::new(false).ok().and_then(|fresh| congestion_of(fresh.0));
+        number = found.unwrap_or(CONGESTION.len());
+        USUAL.store(number, Ordering::Relaxed);
+    }
+    (number < CONGESTION.len()).then_some(number)
+}
+
 /// The name of a congestion control by its number.
 pub(crate) fn congestion_name(which: u32) -> Option<&'static [u8]> {
     CONGESTION.get(which as usize).copied()
@@ -331,10 +351,7 @@ pub(crate) fn of_kernel(fd: c_int, v6: bool, is_named: bool) -> Kept {
     kept.change(number::LINGER, |_| linger.map_or(0, |linger| linger.l_linger.max(0) as u32 + 1));
     let rate = sys::socket_option(fd, SOCKET, libc::SO_MAX_PACING_RATE, u64::MAX);
     kept.set_pacing_rate(rate.unwrap_or(u64::MAX));
-    let name = sys::socket_option(fd, TCP, libc::TCP_CONGESTION, [0u8; 16]).unwrap_or_default();
-    // SAFETY: it has so many bytes.
-    let which = unsafe { congestion(name.as_ptr().cast(), name.len() as socklen_t) };
-    let which = which.ok().filter(|which| *which > 0 || is_named);
+    let which = congestion_of(fd).filter(|which| is_named || Some(*which) != usual_congestion());
     kept.change(number::CONGESTION, |_| which.map_or(0, |which| number::encode(which as u32)));
     kept
 }
