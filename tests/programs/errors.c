@@ -3,6 +3,8 @@
 #include "common.h"
 
 #include <linux/errqueue.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
 
 #define ALL (POLLIN | POLLOUT | POLLRDHUP | POLLPRI)
 
@@ -124,6 +126,112 @@ static void errors(int family)
     prefix("");
 }
 
+// Prints what an epoll set shows of its one socket.
+static void events_of(const char *label, int set, int timeout)
+{
+    struct epoll_event event;
+    int count = epoll_wait(set, &event, 1, timeout);
+    say(label, "%s", count == 1 ? bits(event.events) : count ? error_name(errno) : "none");
+}
+
+static int set_of(int fd, uint32_t events)
+{
+    int set = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event event = {.events = events, .data.u64 = 7};
+    if (epoll_ctl(set, EPOLL_CTL_ADD, fd, &event))
+        broken("epoll_ctl: %s", error_name(errno));
+    return set;
+}
+
+// Prints what select shows of a socket: whether it can be read, written, and has an exception.
+static void selected(const char *label, int fd)
+{
+    fd_set sets[3];
+    for (int i = 0; i < 3; i++) {
+        FD_ZERO(&sets[i]);
+        FD_SET(fd, &sets[i]);
+    }
+    struct timeval none = {0, 0};
+    int count = select(fd + 1, &sets[0], &sets[1], &sets[2], &none);
+    say(label, "%d%s%s%s", count, FD_ISSET(fd, &sets[0]) ? " read" : "", FD_ISSET(fd, &sets[1]) ? " write" : "",
+        FD_ISSET(fd, &sets[2]) ? " exception" : "");
+}
+
+// What epoll, select and poll show of errors. With `queue` the socket has an error queue, else it is connected.
+static void watched(int family, bool queue)
+{
+    prefix(queue ? "watched-queue-" : "watched-connected-");
+    const char *there = family == AF_INET ? all_arguments[3] : all_arguments[5];
+    uint16_t open = (uint16_t)must("udp 2 %s", there), port = (uint16_t)must("udp 1 %s", there);
+    must("close 1");
+    int fd = bound(family);
+    // One set has the socket before the error and before the option, the others ask for little.
+    int level = set_of(fd, EPOLLIN | EPOLLOUT | EPOLLPRI), edge = set_of(fd, EPOLLIN | EPOLLET);
+    int nothing = set_of(fd, 0), once = set_of(fd, EPOLLIN | EPOLLONESHOT);
+    if (queue)
+        set_int(fd, family == AF_INET ? IPPROTO_IP : IPPROTO_IPV6, family == AF_INET ? IP_RECVERR : IPV6_RECVERR, 1);
+    else
+        join(fd, peer(family, port));
+    events_of("idle", level, 0);
+    events_of("idle-edge", edge, 0);
+    selected("idle-select", fd);
+    queue ? sent_to(fd, "one", 3, peer(family, port)) : send(fd, "one", 3, 0);
+    events_of("nothing", nothing, TIMEOUT);
+    events_of("level", level, TIMEOUT);
+    events_of("level-again", level, 0);
+    events_of("edge", edge, TIMEOUT);
+    events_of("edge-again", edge, 0);
+    events_of("once", once, TIMEOUT);
+    events_of("once-again", once, 0);
+    selected("select", fd);
+    polled("poll", fd, ALL);
+    polled("poll-nothing", fd, 0);
+    result("error", int_of(fd, SOL_SOCKET, SO_ERROR));
+    if (queue) {
+        await(fd, POLLERR);
+        events_of("error-told", level, TIMEOUT);
+        queued("queued", fd, family, port, 256);
+    }
+    events_of("told", level, 0);
+    events_of("told-edge", edge, 0);
+    events_of("told-nothing", nothing, 0);
+    selected("told-select", fd);
+    // An error, and data behind it.
+    queue ? sent_to(fd, "two", 3, peer(family, port)) : send(fd, "two", 3, 0);
+    events_of("second-edge", edge, TIMEOUT);
+    if (!queue)
+        join(fd, peer(family, open));
+    must("sendto 2 %s %d 5 1", here_text(family), port_of(fd));
+    await_data(fd);
+    events_of("data", level, 0);
+    selected("data-select", fd);
+    result("data-error", recv(fd, buffer, 99, MSG_DONTWAIT));
+    if (queue)
+        queued("data-queued", fd, family, port, 256);
+    events_of("data-left", level, 0);
+    polled("data-left-poll", fd, ALL);
+    result("recv", recv(fd, buffer, 99, MSG_DONTWAIT));
+    events_of("empty", level, 0);
+    // A call that waits for data is not disturbed by the queue, and poll is woken by an error that comes later.
+    if (queue) {
+        sent_to(fd, "three", 5, peer(family, port));
+        events_of("third", nothing, TIMEOUT);
+        result("third-error", recv(fd, buffer, 99, MSG_DONTWAIT));
+        must("later 30 sendto 2 %s %d 6 1", here_text(family), port_of(fd));
+        result("waits", recv(fd, buffer, 99, 0));
+        await(fd, POLLERR);
+        events_of("after-wait", nothing, TIMEOUT);
+        queued("third-queued", fd, family, port, 256);
+        events_of("end", level, 0);
+    }
+    close(level);
+    close(edge);
+    close(nothing);
+    close(once);
+    close(fd);
+    prefix("");
+}
+
 // A datagram to all hosts of the network needs an option.
 static void broadcast(void)
 {
@@ -162,6 +270,9 @@ int main(int argc, char **argv)
     begin(argc, argv);
     errors(AF_INET);
     errors(AF_INET6);
+    watched(AF_INET, true);
+    watched(AF_INET6, true);
+    watched(AF_INET, false);
     broadcast();
     end();
 }

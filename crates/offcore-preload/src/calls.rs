@@ -2,6 +2,7 @@
 
 mod descriptors;
 mod duplicates;
+mod epoll;
 mod execute;
 mod make;
 mod names;

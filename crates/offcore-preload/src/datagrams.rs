@@ -80,20 +80,28 @@ pub(crate) unsafe fn receive(
         if session.is_lost() {
             session = again::wait(session.fd, waits)?;
         }
+        let mut hides = false;
         // SAFETY: the caller's promise.
-        match unsafe { receive_here(&session, buffers, how) } {
+        let received = unsafe { receive_here(&session, buffers, how, &mut hides) };
+        if hides {
+            session.mark();
+        }
+        match received {
             Err(again::GONE) => session = again::wait(session.fd, waits)?,
             received => return received,
         }
     }
 }
 
+/// `hides` becomes true if the call hides errors while it waits.
+///
 /// # Safety
 /// The buffers are the program's to be written.
 unsafe fn receive_here(
     session: &Session,
     buffers: Buffers<'_>,
     how: c_int,
+    hides: &mut bool,
 ) -> Result<Option<Received>, Errno> {
     if how & libc::MSG_OOB != 0 {
         return Err(libc::EAGAIN);
@@ -111,6 +119,7 @@ unsafe fn receive_here(
         if how & libc::MSG_DONTWAIT != 0 {
             return Err(if session.is_orphan() { again::GONE } else { libc::EAGAIN });
         }
+        *hides |= session.hide_errors();
         let comes = session.wait_readable();
         if matches!(comes, Ok(false) | Err(libc::ECONNRESET)) && session.is_orphan() {
             return Err(again::GONE);

@@ -15,12 +15,14 @@ use crate::kernel_listeners;
 use crate::link;
 use crate::real;
 use crate::sys;
-use crate::table::{Entry, Kind};
+use crate::table::{self, Entry, Kind};
 
 /// One descriptor in one epoll set.
 #[derive(Clone, Copy)]
 struct Registration {
+    /// -1 for a free place.
     epoll: c_int,
+    fd: c_int,
     event: epoll_event,
     /// Place of the descriptor's next registration, or of the next free one; 0 ends the list.
     next: u32,
@@ -125,7 +127,7 @@ impl Registrations {
             0 => self.used = place,
             _ => self.free = after,
         }
-        self.list.elements()[place as usize] = Registration { epoll, event, next, carried: false };
+        self.list.elements()[place as usize] = Registration { epoll, fd, event, next, carried: false };
         self.first.elements()[fd as usize] = place;
         true
     }
@@ -141,7 +143,7 @@ impl Registrations {
                 }
                 let free = self.free;
                 if let Some(known) = self.at(place) {
-                    known.next = free;
+                    (known.next, known.epoll) = (free, -1);
                 }
                 self.free = place;
             } else {
@@ -173,6 +175,26 @@ pub(crate) fn remember(epoll: c_int, operation: c_int, fd: c_int, event: Option<
     })
 }
 
+/// The event that a set is given for an event of the program's: it has errors of datagram sockets told. An exclusive registration
+/// cannot have them.
+pub(crate) fn with_errors(entry: Option<Entry>, mut event: epoll_event) -> epoll_event {
+    let exclusive = event.events & libc::EPOLLEXCLUSIVE as u32 != 0;
+    if entry.is_some_and(|entry| entry.kind == Kind::Datagrams) && !exclusive {
+        event.events |= libc::EPOLLPRI as u32;
+    }
+    event
+}
+
+/// A descriptor that is registered with `data` in an epoll set and fits.
+pub(crate) fn find(epoll: c_int, data: u64, fits: impl Fn(c_int) -> bool) -> Option<c_int> {
+    hold(|registrations| {
+        let used = registrations.used as usize + 1;
+        let mut all = registrations.list.elements().iter().take(used);
+        all.find(|known| known.epoll == epoll && { known.event.u64 } == data && fits(known.fd))
+            .map(|known| known.fd)
+    })
+}
+
 /// Whether the registrations of a descriptor are remembered: another file may take its place.
 pub(crate) fn is_remembered(entry: Entry) -> bool {
     entry.is_open() || matches!(entry.kind, Kind::Datagrams | Kind::Lost) || kernel_listeners::is_kept(entry)
@@ -183,13 +205,17 @@ pub(crate) fn forget(fd: c_int) {
     hold(|registrations| registrations.remove(fd, None));
 }
 
+/// Adds a descriptor to an epoll set, or removes it; returns `false` on failure.
+fn control(epoll: c_int, operation: c_int, fd: c_int, event: epoll_event) -> bool {
+    let mut event = with_errors(table::get(fd), event);
+    // SAFETY: an event that lives until the call returns.
+    unsafe { real::epoll_ctl(epoll, operation, fd, &raw mut event) == 0 }
+}
+
 /// Replaces the file at `fd` by `replace`, and registers the new file in the epoll sets of the old one. `again`: the new file may
 /// be replaced, too.
 pub(crate) fn carry_over(fd: c_int, again: bool, replace: impl FnOnce()) {
-    let control = |known: &mut Registration, operation: c_int| {
-        // SAFETY: an event that lives until the call returns.
-        unsafe { real::epoll_ctl(known.epoll, operation, fd, &raw mut known.event) == 0 }
-    };
+    let control = |known: &Registration, operation| control(known.epoll, operation, fd, known.event);
     // A new epoll set may have the number of a closed one. It does not have the socket.
     hold(|registrations| {
         registrations.each(fd, |known| known.carried = control(known, libc::EPOLL_CTL_DEL));

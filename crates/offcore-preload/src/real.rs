@@ -96,6 +96,11 @@ mod functions {
         fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
         fn poll(entries: *mut libc::pollfd, count: libc::nfds_t, time: c_int) -> c_int;
         fn ppoll(entries: *mut libc::pollfd, count: libc::nfds_t, time: *const timespec, mask: *const libc::sigset_t) -> c_int;
+        fn select(count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set, exceptions: *mut libc::fd_set, time: *mut libc::timeval) -> c_int;
+        fn pselect(count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set, exceptions: *mut libc::fd_set, time: *const timespec, mask: *const libc::sigset_t) -> c_int;
+        fn epoll_wait(epoll: c_int, events: *mut libc::epoll_event, most: c_int, time: c_int) -> c_int;
+        fn epoll_pwait(epoll: c_int, events: *mut libc::epoll_event, most: c_int, time: c_int, mask: *const libc::sigset_t) -> c_int;
+        fn epoll_pwait2(epoll: c_int, events: *mut libc::epoll_event, most: c_int, time: *const timespec, mask: *const libc::sigset_t) -> c_int;
         fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut libc::epoll_event) -> c_int;
         fn execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
         fn execvpe(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;

@@ -4,7 +4,7 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 
 use offcore_session::slot::{Slot, flags, number, state, wish};
-use offcore_session::wake::TOKENS;
+use offcore_session::wake::{ALARM, TOKENS};
 use offcore_session::{Place, Segments, app};
 
 use crate::link::{self, Mapped};
@@ -15,6 +15,8 @@ use crate::stream_options;
 use crate::sys::{self, Errno};
 use crate::table::{self, Entry, GENERATION, Kind};
 
+/// Reads that take all bytes of a pair with an alarm: up to it, the alarm, and behind it.
+const ALARM_READS: usize = 3;
 /// Limits of a wait for the stack's answer: turns of a loop before it yields the core, and a timeout in nanoseconds.
 const SPINS: u32 = 500;
 const LATEST_ANSWER: i128 = 100_000_000;
@@ -192,13 +194,65 @@ impl Session {
         Some(error as Errno)
     }
 
-    /// After an error of a datagram socket was told: the byte that has announced it is taken, unless there is data.
+    /// After an error of a datagram socket was told: the bytes that have announced it are taken, unless there is data or
+    /// another error.
     pub(crate) fn settle_errors(&self) {
         let _lock = Held::new(&self.slot.wishes.reading);
         if let Ok(reader) = self.reader()
-            && reader.available() == 0
+            && (reader.available() == 0 || self.slot.wake.is_alarmed())
         {
-            self.settle(&reader, 0);
+            self.settle(&reader, reader.available());
+        }
+    }
+
+    /// Takes the alarm before a call waits for a datagram: as on Linux, errors in the queue do not end the wait. `true`: the caller
+    /// marks the session after the wait, so that the stack shows the errors again.
+    pub(crate) fn hide_errors(&self) -> bool {
+        let hides = !sys::is_sandboxed() && self.slot.undelivered().load(Ordering::Acquire) > 0;
+        let _lock = Held::new(&self.slot.wishes.reading);
+        let Some(reader) = hides.then(|| self.reader().ok()).flatten() else { return false };
+        if reader.available() == 0 {
+            for _ in 0..ALARM_READS {
+                let _ = sys::take_bytes(self.fd, usize::MAX);
+            }
+            self.slot.wishes.leftover.store(0, Ordering::Relaxed);
+            self.slot.wake.calm();
+            self.slot.wake.taken();
+            if reader.available() > 0 || self.slot.identity.has_failed() {
+                self.mark();
+            }
+        }
+        true
+    }
+
+    /// Whether there is something that an alarm announces.
+    fn is_urgent(&self) -> bool {
+        self.is_datagrams() && self.slot.has_errors()
+    }
+
+    /// Takes bytes of the pair as [`sys::take_bytes`] does. An alarm is announced again if it still applies.
+    fn take(&self, most: usize) -> Result<usize, Errno> {
+        let (taken, alarm) = sys::take_bytes(self.fd, most)?;
+        if alarm {
+            self.slot.wake.calm();
+            if self.is_urgent() {
+                self.mark();
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Takes all bytes of the pair; `false` if there was none.
+    fn take_all(&self) -> bool {
+        // Reads stop before an alarm.
+        (0..ALARM_READS).filter(|_| self.take(usize::MAX).is_ok()).count() > 0
+    }
+
+    /// Waits until the pair has a byte again, for the stack's answer to a mark.
+    fn wait_announced_again(&self) {
+        let end = sys::now() + LATEST_ANSWER;
+        while !sys::is_sandboxed() && sys::readable(self.fd) == Ok(0) && !self.is_over() && sys::now() < end {
+            sys::yield_now();
         }
     }
 
@@ -300,24 +354,37 @@ impl Session {
         }
         let (wake, leftover) = (&self.slot.wake, &self.slot.wishes.leftover);
         let announced = wake.is_announced();
+        let alarmed = wake.is_alarmed();
+        let urgent = alarmed && self.is_urgent();
         // `poll` shows no data below the low-water mark.
-        let shown = if self.is_datagrams() || left >= self.least() { left } else { 0 };
+        let has_data = left > 0 && (self.is_datagrams() || left >= self.least());
+        let shown = has_data || urgent;
         let mut all_taken = false;
-        if shown > 0 && announced {
+        if alarmed && !urgent {
+            if !self.take_all() {
+                // An alarm that is on its way is taken by a later call.
+                return;
+            }
+            leftover.store(0, Ordering::Relaxed);
+            all_taken = has_data;
+        } else if shown && announced {
             let bytes = leftover.load(Ordering::Relaxed).saturating_add(1);
             all_taken = bytes > TOKENS && !self.take_all_but_one(bytes);
             leftover.store(if bytes > TOKENS { 1 } else { bytes }, Ordering::Relaxed);
-        } else if shown > 0 || !announced && leftover.load(Ordering::Relaxed) == 0 {
+        } else if shown || !announced && leftover.load(Ordering::Relaxed) == 0 {
             return;
-        } else if sys::take_bytes(self.fd, usize::MAX).is_err() {
+        } else if self.take(usize::MAX).is_err() {
             // A byte that is on its way is taken by who finds nothing else.
             return;
         } else {
             leftover.store(0, Ordering::Relaxed);
         }
         wake.taken();
-        if all_taken || reader.available() > left || self.slot.identity.has_failed() {
+        if all_taken || reader.available() > left || !urgent && self.slot.identity.has_failed() {
             self.mark();
+        }
+        if alarmed && all_taken {
+            self.wait_announced_again();
         }
     }
 
@@ -326,12 +393,12 @@ impl Session {
     fn take_all_but_one(&self, about: u32) -> bool {
         if sys::is_sandboxed() {
             // A filter might kill the process for the question how many there are.
-            let _ = sys::take_bytes(self.fd, about as usize - 1);
+            let _ = self.take(about as usize - 1);
             return false;
         }
         let there = || sys::readable(self.fd);
         if let Ok(bytes @ 2..) = there() {
-            let _ = sys::take_bytes(self.fd, bytes - 1);
+            let _ = self.take(bytes - 1);
         }
         // A signal's handler that reads may have come before.
         there().is_ok_and(|bytes| bytes > 0)
@@ -342,7 +409,7 @@ impl Session {
         let _lock = Held::new(&self.slot.wishes.reading);
         let reader = self.reader()?;
         if reader.available() == 0 {
-            let _ = sys::take_bytes(self.fd, usize::MAX);
+            self.take_all();
             self.slot.wake.taken();
             if reader.available() > 0 || self.slot.identity.has_failed() {
                 self.mark();
@@ -376,6 +443,9 @@ impl Session {
             // SAFETY: as below.
             let there = unsafe { real::read(self.fd, byte.as_mut_ptr().cast(), 1) };
             let there = sys::of_libc(there)? > 0;
+            if byte[0] == ALARM {
+                self.slot.wake.calm();
+            }
             if there {
                 // What has come by now is announced once more.
                 self.slot.wake.taken();

@@ -8,6 +8,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_long, c_void, iovec, msghdr};
+use offcore_session::wake::ALARM;
 
 /// An `errno`.
 pub(crate) type Errno = c_int;
@@ -146,19 +147,15 @@ pub(crate) fn send_byte(fd: c_int) -> Result<usize, Errno> {
     result(unsafe { call(libc::SYS_sendto, [fd as usize, byte.as_ptr() as usize, 1, flags, 0, 0]) })
 }
 
-/// Takes what bytes of no meaning there are, so many and 64 at most; `EAGAIN` when there is none.
-pub(crate) fn take_bytes(fd: c_int, most: usize) -> Result<usize, Errno> {
+/// Takes bytes of a pair, up to `most` and 64. Returns their number, and whether an alarm is among them. `EAGAIN` without bytes.
+pub(crate) fn take_bytes(fd: c_int, most: usize) -> Result<(usize, bool), Errno> {
     let mut bytes = [0u8; 64];
-    let bytes = &mut bytes[..most.min(64)];
-    if is_sandboxed() {
-        // SAFETY: room for so many bytes, which lives until the call returns.
-        return result(unsafe {
-            call(libc::SYS_read, [fd as usize, bytes.as_mut_ptr() as usize, bytes.len(), 0, 0, 0])
-        });
-    }
-    let args = [fd as usize, bytes.as_mut_ptr() as usize, bytes.len(), libc::MSG_DONTWAIT as usize, 0, 0];
+    let room = most.min(bytes.len());
+    let (to, flags) = (bytes.as_mut_ptr() as usize, libc::MSG_DONTWAIT as usize);
+    let (number, flags) = if is_sandboxed() { (libc::SYS_read, 0) } else { (libc::SYS_recvfrom, flags) };
     // SAFETY: room for so many bytes, which lives until the call returns.
-    result(unsafe { call(libc::SYS_recvfrom, args) })
+    let taken = result(unsafe { call(number, [fd as usize, to, room, flags, 0, 0]) })?;
+    Ok((taken, bytes[..taken].contains(&ALARM)))
 }
 
 /// Writes to an event.

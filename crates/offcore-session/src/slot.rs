@@ -382,6 +382,11 @@ impl Slot {
         &self.tx.undelivered
     }
 
+    /// Whether a datagram socket has an error that no call has returned.
+    pub fn has_errors(&self) -> bool {
+        self.identity.has_failed() || self.undelivered().load(Ordering::Acquire) > 0
+    }
+
     /// The position of the urgent byte, if there is one.
     pub fn urgent(&self) -> Option<u64> {
         self.rx.urgent.load(Ordering::Acquire).checked_sub(1)

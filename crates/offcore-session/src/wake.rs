@@ -7,6 +7,7 @@
 //! | state | what is done | what `poll` shows |
 //! |---|---|---|
 //! | data to be read, or an error of a datagram socket | the stack writes one byte, the *token* | `IN`, and a new edge with each byte |
+//! | an error of a datagram socket | the token has the value [`ALARM`] and is sent with `MSG_OOB` | `IN PRI` |
 //! | no room to write, connecting, listening | the application's end has unread bytes: the *gate* | no `OUT`; an edge when the stack reads them |
 //! | the peer has ended its stream | the stack shuts its end down for writing | `IN RDHUP` |
 //! | reset, or the stack is dead | the stack's end closes over an unread byte, which is there from the beginning | `IN OUT ERR HUP RDHUP` |
@@ -19,6 +20,11 @@
 //! that finds it takes it. Who always leaves data, and waits for edges, gets one by each announcement after a read: it leaves
 //! [`TOKENS`] bytes, and then all but one are taken, so that the next one finds room. An error of a datagram socket is announced as data is, and looked for as well.
 //!
+//! **Alarm.** The stack stores an error, executes a full fence, and swaps 1 into `alarm`; if that was 0 it writes the byte. The
+//! application's end has `SO_OOBINLINE`: reads stop before the byte, and the next read takes it. An application that has taken it
+//! stores 0, executes a full fence, and marks its session if there is an error still. The library shows `PRI` of a datagram
+//! socket as `ERR`.
+//!
 //! **Gate.** The application closes the gate, stores 1 into `want_out`, looks once more whether there is room, and marks its
 //! session in any case. The stack looks at `want_out` when it has freed room, and when a session is marked; if there is
 //! enough room it swaps 0 into it and opens the gate. It may miss the word when it frees room: then the mark follows.
@@ -30,6 +36,8 @@ use crate::sync::{AtomicU32, Ordering, fence};
 
 /// Bytes that may be in the pair after a read that has left data. The stack sees to it that there is room for more.
 pub const TOKENS: u32 = 2;
+/// Value of a token that is an alarm. Others are 0.
+pub const ALARM: u8 = 1;
 
 /// The words of a session that say who waits. Both sides store to them; what an application stores can keep nobody but
 /// its own processes asleep, or wake them up too often.
@@ -38,7 +46,8 @@ pub const TOKENS: u32 = 2;
 pub struct Wake {
     token: AtomicU32,
     want_out: AtomicU32,
-    rest: [AtomicU32; 14],
+    alarm: AtomicU32,
+    rest: [AtomicU32; 13],
 }
 
 impl Wake {
@@ -59,6 +68,24 @@ impl Wake {
     #[inline]
     pub fn taken(&self) {
         self.token.store(0, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// The stack has stored an error. `true`: it is to write the alarm.
+    pub fn alarm(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.alarm.swap(1, Ordering::AcqRel) == 0
+    }
+
+    /// Whether an alarm is in the pair, or about to be.
+    #[inline]
+    pub fn is_alarmed(&self) -> bool {
+        self.alarm.load(Ordering::Acquire) != 0
+    }
+
+    /// The application has taken the alarm. It is to look once more for an error, after this.
+    pub fn calm(&self) {
+        self.alarm.store(0, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
@@ -83,7 +110,7 @@ impl Wake {
     }
 
     pub(crate) fn reset(&self) {
-        for word in [&self.token, &self.want_out].into_iter().chain(&self.rest) {
+        for word in [&self.token, &self.want_out, &self.alarm].into_iter().chain(&self.rest) {
             word.store(0, Ordering::Relaxed);
         }
     }

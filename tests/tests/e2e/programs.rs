@@ -47,7 +47,7 @@ fn epoll() {
 
 #[test]
 fn errors() {
-    same_twice("errors", 62);
+    same_twice("errors", 158);
 }
 
 #[test]

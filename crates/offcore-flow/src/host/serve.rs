@@ -41,6 +41,7 @@ mod ports;
 mod raw;
 mod session;
 mod sessions;
+mod stream_options;
 mod turns;
 mod waking;
 mod wire;

@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_uint};
 
 use libc::{c_long, iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
 
-use super::{descriptors, duplicates, execute, make, polling, receive, send, state};
+use super::{descriptors, duplicates, epoll, execute, make, polling, receive, send, state};
 use crate::sys;
 
 /// A system call by its number: one that has a function here goes there.
@@ -40,7 +40,11 @@ pub(super) unsafe extern "C" fn syscall(
             libc::SYS_sendfile => send::sendfile(fd, b as c_int, c as *mut off_t, d) as c_long,
             libc::SYS_splice => send::splice(fd, b as _, c as c_int, d as _, e, f as c_uint) as c_long,
             libc::SYS_poll => polling::poll(a as _, b as _, c as c_int).into(),
-            libc::SYS_epoll_ctl => polling::epoll_ctl(fd, b as c_int, c as c_int, d as _).into(),
+            libc::SYS_select => polling::select(fd, b as _, c as _, d as _, e as _).into(),
+            libc::SYS_epoll_ctl => epoll::epoll_ctl(fd, b as c_int, c as c_int, d as _).into(),
+            libc::SYS_epoll_wait => epoll::epoll_wait(fd, b as _, c as c_int, flags).into(),
+            libc::SYS_epoll_pwait => epoll::epoll_pwait(fd, b as _, c as c_int, flags, e as _).into(),
+            libc::SYS_epoll_pwait2 => epoll::epoll_pwait2(fd, b as _, c as c_int, d as _, e as _).into(),
             libc::SYS_socket => make::socket(fd, b as c_int, c as c_int).into(),
             libc::SYS_bind => make::bind(fd, b as _, c as socklen_t).into(),
             libc::SYS_connect => make::connect(fd, b as _, c as socklen_t).into(),

@@ -1,69 +1,61 @@
-//! What epoll sets have, and what `poll` shows of datagram sockets.
+//! What `poll` and `select` show of datagram sockets.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_short};
 
-use libc::{epoll_event, nfds_t, pollfd, sigset_t, size_t, timespec};
+use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 
 use crate::datagrams::errors;
-use crate::polled;
 use crate::real;
 use crate::report;
-use crate::session;
-use crate::sys;
+use crate::session::{self, Session};
 use crate::table;
 
-#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-pub(super) unsafe extern "C" fn epoll_ctl(
-    epoll: c_int,
-    operation: c_int,
-    fd: c_int,
-    event: *mut epoll_event,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    let result = unsafe { real::epoll_ctl(epoll, operation, fd, event) };
-    let known = table::get(fd).is_some_and(polled::is_remembered);
-    if result == 0 && known {
-        // SAFETY: the caller's promise: null, or an event.
-        let event = unsafe { event.as_ref() }.copied();
-        if !polled::remember(epoll, operation, fd, event) {
-            // The error of epoll without memory.
-            // SAFETY: numbers.
-            unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, core::ptr::null_mut()) };
-            return sys::returned_int(Err(libc::ENOMEM));
-        }
-    }
-    result
-}
-
 /// Calls `wait`, which is told whether to return at once, and shows errors of datagram sockets as Linux does: a session's descriptor
-/// shows that there is something to read.
+/// shows them as `POLLPRI`.
 ///
 /// # Safety
 /// `entries` are `count` ones of the program's.
-unsafe fn with_errors(entries: *mut pollfd, count: nfds_t, wait: impl FnOnce(bool) -> c_int) -> c_int {
+unsafe fn with_errors(entries: *mut pollfd, count: nfds_t, wait: impl Fn(bool) -> c_int) -> c_int {
     if !table::has_datagrams() || entries.is_null() {
         return wait(false);
     }
-    let datagrams = |fd| session::get(fd).filter(|session| session.is_datagrams());
     // SAFETY: the caller's promise.
     let entries = || unsafe { core::slice::from_raw_parts_mut(entries, count as usize) };
-    let is_pending = |entry: &pollfd| {
-        datagrams(entry.fd).is_some_and(|session| errors::pending(&session, entry.events) != 0)
-    };
-    let any = entries().iter().any(is_pending);
-    let ready = wait(any);
-    if ready < 0 || ready == 0 && !any {
-        return ready;
-    }
-    let mut shown = 0;
-    for entry in entries() {
-        if let Some(session) = datagrams(entry.fd) {
-            entry.revents = errors::shown(&session, entry.events, entry.revents);
+    loop {
+        let mut any = false;
+        for entry in entries() {
+            if let Some(session) = datagrams(entry.fd) {
+                any |= errors::pending(&session, entry.events) != 0;
+                entry.events |= if entry.events & ADDED == 0 { ADDED } else { 0 };
+            }
         }
-        shown += c_int::from(entry.revents != 0);
+        let ready = wait(any);
+        let mut shown = 0;
+        for entry in entries() {
+            if let Some(session) = datagrams(entry.fd) {
+                entry.events &= if entry.events & ADDED == ADDED { !ADDED } else { !0 };
+                if ready >= 0 {
+                    entry.revents = errors::shown(&session, entry.events, entry.revents);
+                }
+            }
+            shown += c_int::from(ready >= 0 && entry.revents != 0);
+        }
+        // An error that another thread has read meanwhile was no event.
+        if shown > 0 || ready <= 0 {
+            return if ready < 0 { ready } else { shown };
+        }
     }
-    shown
 }
+
+/// The session of a datagram socket.
+fn datagrams(fd: c_int) -> Option<Session> {
+    session::get(fd).filter(Session::is_datagrams)
+}
+
+/// Asks for the alarm. No descriptor shows `POLLMSG`, which notes that a program has not asked.
+const ADDED: c_short = libc::POLLPRI | POLLMSG;
+/// `asm-generic/poll.h`, which the crate libc lacks.
+const POLLMSG: c_short = 0x400;
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn poll(entries: *mut pollfd, count: nfds_t, time: c_int) -> c_int {
@@ -111,4 +103,64 @@ unsafe extern "C" fn __ppoll_chk(
     report::check(count as usize, room / size_of::<pollfd>());
     // SAFETY: the caller's promise.
     unsafe { ppoll(entries, count, time, mask) }
+}
+
+/// Calls `wait` with a set of exceptions that has no datagram sockets: errors are none there on Linux. A larger set than C's is
+/// left as it is.
+///
+/// # Safety
+/// `exceptions` is null or a set of the program's.
+unsafe fn without_errors(
+    count: c_int,
+    exceptions: *mut fd_set,
+    wait: impl FnOnce(*mut fd_set) -> c_int,
+) -> c_int {
+    if !table::has_datagrams() || exceptions.is_null() || count as usize > libc::FD_SETSIZE {
+        return wait(exceptions);
+    }
+    // SAFETY: the caller's promise, and descriptors that fit the sets.
+    unsafe {
+        let mut others = *exceptions;
+        for fd in 0..count {
+            if libc::FD_ISSET(fd, &raw const others) && datagrams(fd).is_some() {
+                libc::FD_CLR(fd, &raw mut others);
+            }
+        }
+        let ready = wait(&raw mut others);
+        if ready >= 0 {
+            *exceptions = others;
+        }
+        ready
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+pub(super) unsafe extern "C" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    exceptions: *mut fd_set,
+    time: *mut timeval,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        without_errors(count, exceptions, |exceptions| real::select(count, read, write, exceptions, time))
+    }
+}
+
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+unsafe extern "C" fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    exceptions: *mut fd_set,
+    time: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        without_errors(count, exceptions, |exceptions| {
+            real::pselect(count, read, write, exceptions, time, mask)
+        })
+    }
 }

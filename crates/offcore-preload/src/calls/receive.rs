@@ -74,7 +74,7 @@ pub(super) unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) ->
 
 /// What a session of a stack that is gone has: an error, and then its end.
 fn dead(fd: c_int) -> Result<usize, Errno> {
-    while sys::take_bytes(fd, usize::MAX)? > 0 {}
+    while sys::take_bytes(fd, usize::MAX)?.0 > 0 {}
     Ok(0)
 }
 

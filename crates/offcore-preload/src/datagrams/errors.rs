@@ -12,11 +12,6 @@ use crate::link;
 use crate::session::Session;
 use crate::sys::Errno;
 
-/// Whether a read or `poll` has an error to tell.
-pub(crate) fn has_some(session: &Session) -> bool {
-    session.slot.identity.has_failed() || session.slot.undelivered().load(Ordering::Acquire) > 0
-}
-
 /// Takes the oldest error.
 ///
 /// # Errors
@@ -57,7 +52,7 @@ fn question(session: &Session, value: u32) -> Question {
 pub(crate) fn pending(session: &Session, events: c_short) -> c_short {
     match session.is_lost() {
         true => events & (libc::POLLOUT | libc::POLLWRNORM),
-        false if has_some(session) => libc::POLLERR,
+        false if session.slot.has_errors() => libc::POLLERR,
         false => 0,
     }
 }
@@ -65,7 +60,12 @@ pub(crate) fn pending(session: &Session, events: c_short) -> c_short {
 /// Corrects what `poll` shows of a datagram socket: as on Linux, an error is `POLLERR`, and `POLLIN` is data.
 pub(crate) fn shown(session: &Session, events: c_short, shown: c_short) -> c_short {
     let pending = pending(session, events);
-    let hides = pending & libc::POLLERR != 0 && !super::has_data(session);
-    let hidden = if hides { libc::POLLIN | libc::POLLRDNORM } else { 0 };
+    let (failed, alarmed) = (pending & libc::POLLERR != 0, shown & libc::POLLPRI != 0);
+    if alarmed && !failed {
+        // The error was read after the alarm was shown.
+        session.settle_errors();
+    }
+    let hides = (failed || alarmed) && !super::has_data(session);
+    let hidden = libc::POLLPRI | if hides { libc::POLLIN | libc::POLLRDNORM } else { 0 };
     shown & !hidden | pending
 }

@@ -10,7 +10,7 @@ use crate::control::Control;
 impl Wake {
     fn new() -> Self {
         let word = |_| AtomicU32::new(0);
-        Self { token: word(0), want_out: word(0), rest: std::array::from_fn(word) }
+        Self { token: word(0), want_out: word(0), alarm: word(0), rest: std::array::from_fn(word) }
     }
 }
 

@@ -18,10 +18,9 @@ use rustix::net::sockopt::socket_cookie;
 use super::application::{Asked, Queue};
 use super::key::Key;
 use super::listening::UNHEARD;
-use super::session::{
-    DATAGRAM, Listener, STREAM, What, conn_options, name_congestion, number as error_number, write_addresses,
-};
+use super::session::{DATAGRAM, Listener, STREAM, What, number as error_number, write_addresses};
 use super::sessions::Beginning;
+use super::stream_options::{conn_options, name_congestion};
 use super::wire::Received;
 use super::{Serve, wire};
 use crate::host::Calls;

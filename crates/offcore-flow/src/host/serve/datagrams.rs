@@ -3,13 +3,14 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use offcore_session::message::{INFO, Membership as Change, Question, SHARE_ADDRESS, SHARE_PORT};
-use offcore_session::slot::state;
+use offcore_session::slot::{Slot, state};
 use offcore_tcp::proto::{CallError, ConnId, Membership, Reuse};
 use rustix::io::Errno;
 
 use super::Serve;
 use super::calls::{Reply, bound_to, errno};
-use super::session::{What, write_addresses};
+use super::counts::ServeCounts;
+use super::session::{Session, What, write_addresses};
 use super::sessions::Beginning;
 use crate::host::Calls;
 
@@ -80,6 +81,7 @@ impl Serve {
         let conn = session.conn().ok_or(Errno::BADF)?;
         if let Some(to) = question.remote.filter(|_| question.value > 0) {
             calls.stack.datagram_too_long_to_send(conn, to, question.value);
+            self.with_datagrams(conn, |session, slot, counts| session.look_for_errors(slot, counts));
             return self.named(app, question.number);
         }
         let (error, next) = calls.stack.take_undelivered(conn).ok_or(Errno::AGAIN)?;
@@ -122,11 +124,16 @@ impl Serve {
 
     /// What a datagram socket has sent was not delivered.
     pub(super) fn failed(&mut self, conn: ConnId, errno: u16) {
+        self.with_datagrams(conn, |session, slot, counts| session.failed(slot, errno, counts));
+    }
+
+    /// Calls `with` with the session of a datagram socket, if it has one.
+    fn with_datagrams(&mut self, conn: ConnId, with: impl FnOnce(&mut Session, &Slot, &mut ServeCounts)) {
         let Self { apps, by_conn, counts, .. } = self;
         let Some(&(app, number)) = by_conn.get(&conn) else { return };
         let application = apps.get_mut(app).and_then(Option::as_deref_mut);
         if let Some((session, slot)) = application.and_then(|app| app.both(number)) {
-            session.failed(slot, errno, counts);
+            with(session, slot, counts);
         }
     }
 }

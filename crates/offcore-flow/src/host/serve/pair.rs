@@ -3,10 +3,12 @@
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use offcore_session::wake::TOKENS;
+use offcore_session::wake::{ALARM, TOKENS};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio, ioctl_fionread};
-use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
+use rustix::net::sockopt::{
+    set_socket_oobinline, set_socket_send_buffer_size, set_socket_send_buffer_size_force,
+};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, Shutdown, SocketFlags, SocketType,
     recv, recvmsg, send, shutdown, socketpair,
@@ -88,6 +90,7 @@ impl Pairs {
         // An application that never takes its tokens does not cost more memory than others.
         set_socket_send_buffer_size(&ours, self.buffer)?;
         ioctl_fionbio(&ours, true)?;
+        set_socket_oobinline(&app, true)?;
         for _ in 0..if closed { self.gate + 1 } else { 1 } {
             put(app.as_fd())?;
         }
@@ -116,6 +119,14 @@ fn put(to: BorrowedFd<'_>) -> Result<(), Errno> {
 /// Writes the token. Where it fails the application's end is closed, or full of tokens.
 pub(super) fn put_token(ours: BorrowedFd<'_>) {
     let _ = put(ours);
+}
+
+/// Writes an alarm, or the token where the kernel lacks `CONFIG_AF_UNIX_OOB`.
+pub(super) fn put_alarm(ours: BorrowedFd<'_>) {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    if send(ours, &[ALARM], flags | SendFlags::OOB) == Err(Errno::OPNOTSUPP) {
+        let _ = send(ours, &[ALARM], flags);
+    }
 }
 
 /// Opens the gate: reads all but one byte, and no more than [`MOST`]. Blocking calls may have written more than what closes it.
@@ -223,6 +234,24 @@ mod tests {
         assert!(shows(&pair));
         let _ = open_gate(pair.ours.as_fd(), || 99);
         assert_eq!(ioctl_fionread(&pair.ours), Ok(1), "the byte over which it closes stays");
+    }
+
+    #[test]
+    fn an_alarm_shows_priority_until_it_is_read() {
+        let Pair { app, ours } = Pairs::calibrate().unwrap().pair(false).unwrap();
+        let has_priority = || {
+            let mut events = [PollFd::new(&app, PollFlags::PRI)];
+            poll(&mut events, Some(&Timespec::default())).unwrap() > 0
+        };
+        put_token(ours.as_fd());
+        put_alarm(ours.as_fd());
+        put_token(ours.as_fd());
+        // Reads stop before it.
+        for (byte, priority) in [(0, true), (ALARM, false), (0, false)] {
+            let mut bytes = [9];
+            assert_eq!(recv(&app, &mut bytes[..], RecvFlags::DONTWAIT).map(|(read, _)| read), Ok(1));
+            assert_eq!((bytes[0], has_priority()), (byte, priority));
+        }
     }
 
     #[test]

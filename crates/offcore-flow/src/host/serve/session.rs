@@ -7,16 +7,17 @@ use std::sync::atomic::Ordering;
 
 use offcore_session::Place;
 use offcore_session::message::Accepted;
-use offcore_session::slot::{OPTIONS, Slot, flags, number as option, state, wish};
+use offcore_session::slot::{Slot, flags, number as option, state, wish};
 use offcore_session::wake::TOKENS;
 use offcore_stats::tsc;
-use offcore_tcp::proto::{Algorithm, Buffers, CallError, Cause, ConnId, ConnOptions, KeepAlive, Room};
+use offcore_tcp::proto::{Buffers, CallError, Cause, ConnId, ConnOptions, Room};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::acceptor::{Come, Kernel};
 use super::counts::ServeCounts;
+use super::stream_options::{buffers, conn_options, is_v6, keep_alive};
 use super::waking::LONG;
 use super::{datagram_bits, pair, wire};
 use crate::host::Calls;
@@ -226,7 +227,8 @@ impl Session {
             self.ended = calls.stack.shutdown(calls.now, conn, calls.out).is_ok();
         }
         let unread = calls.stack.unread(conn) > 0 && !self.waits_for_more(slot, calls);
-        if unread || self.has_failed(slot) {
+        self.look_for_errors(slot, counts);
+        if unread {
             self.announce(slot, counts);
         }
         self.make_room(slot, calls, counts);
@@ -275,13 +277,25 @@ impl Session {
     /// What a datagram socket has sent was not delivered: the application is told once.
     pub(super) fn failed(&mut self, slot: &Slot, errno: u16, counts: &mut ServeCounts) {
         slot.identity.fail(errno.into());
-        self.announce(slot, counts);
+        self.look_for_errors(slot, counts);
+    }
+
+    /// Shows an error of a datagram socket by `poll`, and wakes blocking calls that return it.
+    pub(super) fn look_for_errors(&mut self, slot: &Slot, counts: &mut ServeCounts) {
+        if !self.has_failed(slot) {
+            return;
+        }
+        if slot.wake.alarm() {
+            slot.wake.announce();
+            self.put(pair::put_alarm, counts);
+        } else if slot.identity.has_failed() {
+            self.announce(slot, counts);
+        }
     }
 
     /// Whether a datagram socket has an error that the application has not heard of.
     fn has_failed(&self, slot: &Slot) -> bool {
-        let waits = || slot.undelivered().load(Ordering::Relaxed) > 0;
-        matches!(self.what, What::Datagrams(_)) && (slot.identity.has_failed() || waits())
+        matches!(self.what, What::Datagrams(_)) && slot.has_errors()
     }
 
     /// Whether the received data is less than `SO_RCVLOWAT`.
@@ -296,7 +310,7 @@ impl Session {
     pub(super) fn announce(&mut self, slot: &Slot, counts: &mut ServeCounts) {
         // An end that is shut shows that there is something to read.
         if !self.shut && slot.wake.announce() {
-            self.put_token(counts);
+            self.put(pair::put_token, counts);
         }
     }
 
@@ -308,14 +322,16 @@ impl Session {
             slot.wake.announce();
             // Who leaves data in the next read takes more than one byte, so that there is room for others.
             slot.wishes.leftover.fetch_max(TOKENS, Ordering::AcqRel);
-            self.put_token(counts);
+            let put = if self.has_failed(slot) { pair::put_alarm } else { pair::put_token };
+            self.put(put, counts);
         }
     }
 
-    fn put_token(&mut self, counts: &mut ServeCounts) {
+    /// Writes a byte to the application's end.
+    fn put(&mut self, put: impl FnOnce(BorrowedFd<'_>), counts: &mut ServeCounts) {
         if let Some(ours) = self.ours().filter(|_| !self.shut) {
             let from = tsc::now();
-            pair::put_token(ours);
+            put(ours);
             counts.tokens += 1;
             self.woke(from);
         }
@@ -496,66 +512,11 @@ impl Session {
     }
 }
 
-/// Buffer sizes set by the application. Datagram sockets keep other options in the slot.
-fn buffers(slot: &Slot, is_stream: bool) -> Buffers {
-    let [send, receive] =
-        [&slot.wishes.send_buffer, &slot.wishes.receive_buffer].map(|word| word.load(Ordering::Relaxed));
-    let kept = |at| option::decode(slot.kept.number(at)).filter(|_| is_stream).unwrap_or(0);
-    Buffers { send, receive, clamp: kept(option::WINDOW_CLAMP), unsent: kept(option::NOTSENT_LOWAT) }
-}
-
 /// What counts of a refused call: a connection that is gone, or not open, tells so by events.
 fn misuse(result: Result<(), CallError>) -> Result<(), CallError> {
     match result {
         Err(CallError::Misuse) => Err(CallError::Misuse),
         _ => Ok(()),
-    }
-}
-
-/// Whether a session uses IPv6.
-fn is_v6(slot: &Slot) -> bool {
-    slot.identity.family.load(Ordering::Relaxed) == 6
-}
-
-/// Converts the options in a slot to options of a connection.
-pub(super) fn conn_options(kept: &[u32; OPTIONS], v6: bool) -> ConnOptions {
-    let number = |at: usize| option::decode(kept[at]);
-    let (class, hops) = if v6 { (option::TCLASS, option::HOPS) } else { (option::TOS, option::TTL) };
-    let seconds = |seconds: u32| u64::try_from(seconds.cast_signed()).unwrap_or(0) * 1_000_000;
-    let defer = number(option::DEFER_ACCEPT).map_or(0, |seconds| {
-        // The number of SYN-ACKs within that time.
-        (1..=u8::MAX).find(|tries| u64::from(seconds) < 1 << tries).unwrap_or(u8::MAX)
-    });
-    let inverted_rate = u64::from(kept[option::PACING_RATE]) | u64::from(kept[option::PACING_RATE + 1]) << 32;
-    ConnOptions {
-        traffic_class: class.of(kept[class.at]).unwrap_or(0),
-        hops: hops.of(kept[hops.at]).filter(|hops| *hops > 0),
-        segment: number(option::MAXSEG)
-            .and_then(|segment| u16::try_from(segment).ok())
-            .filter(|mss| *mss > 0),
-        algorithm: number(option::CONGESTION).and_then(|which| Algorithm::ALL.get(which as usize)).copied(),
-        pacing_rate: (inverted_rate > 0).then_some(!inverted_rate),
-        fin_timeout: number(option::LINGER2).map(seconds),
-        defer: if number(option::DEFER_ACCEPT) == Some(0) { 0 } else { defer },
-    }
-}
-
-/// Stores the stack's congestion control in a slot that names none: `getsockopt` reads it there.
-pub(super) fn name_congestion(slot: &Slot, usual: Algorithm) {
-    if usual != Algorithm::Cubic {
-        let usual = option::encode(usual as u32);
-        slot.kept.change(option::CONGESTION, |named| if named == 0 { usual } else { named });
-    }
-}
-
-/// Seconds and count of probes; 0 is what is usual.
-fn keep_alive([idle, interval, count]: [u32; 3]) -> KeepAlive {
-    let usual = KeepAlive::default();
-    let micros = |seconds: u32, usual| if seconds == 0 { usual } else { u64::from(seconds) * 1_000_000 };
-    KeepAlive {
-        idle: micros(idle, usual.idle),
-        interval: micros(interval, usual.interval),
-        probes: if count == 0 { usual.probes } else { u8::try_from(count).unwrap_or(u8::MAX) },
     }
 }
 

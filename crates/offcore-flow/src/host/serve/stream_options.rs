@@ -1,0 +1,61 @@
+//! Options in the slots of streams, as the stack takes them.
+
+use std::sync::atomic::Ordering;
+
+use offcore_session::slot::{OPTIONS, Slot, number as option};
+use offcore_tcp::proto::{Algorithm, Buffers, ConnOptions, KeepAlive};
+
+/// Buffer sizes set by the application. Datagram sockets keep other options in the slot.
+pub(super) fn buffers(slot: &Slot, is_stream: bool) -> Buffers {
+    let [send, receive] =
+        [&slot.wishes.send_buffer, &slot.wishes.receive_buffer].map(|word| word.load(Ordering::Relaxed));
+    let kept = |at| option::decode(slot.kept.number(at)).filter(|_| is_stream).unwrap_or(0);
+    Buffers { send, receive, clamp: kept(option::WINDOW_CLAMP), unsent: kept(option::NOTSENT_LOWAT) }
+}
+
+/// Whether a session uses IPv6.
+pub(super) fn is_v6(slot: &Slot) -> bool {
+    slot.identity.family.load(Ordering::Relaxed) == 6
+}
+
+/// Converts the options in a slot to options of a connection.
+pub(super) fn conn_options(kept: &[u32; OPTIONS], v6: bool) -> ConnOptions {
+    let number = |at: usize| option::decode(kept[at]);
+    let (class, hops) = if v6 { (option::TCLASS, option::HOPS) } else { (option::TOS, option::TTL) };
+    let seconds = |seconds: u32| u64::try_from(seconds.cast_signed()).unwrap_or(0) * 1_000_000;
+    let defer = number(option::DEFER_ACCEPT).map_or(0, |seconds| {
+        // The number of SYN-ACKs within that time.
+        (1..=u8::MAX).find(|tries| u64::from(seconds) < 1 << tries).unwrap_or(u8::MAX)
+    });
+    let inverted_rate = u64::from(kept[option::PACING_RATE]) | u64::from(kept[option::PACING_RATE + 1]) << 32;
+    ConnOptions {
+        traffic_class: class.of(kept[class.at]).unwrap_or(0),
+        hops: hops.of(kept[hops.at]).filter(|hops| *hops > 0),
+        segment: number(option::MAXSEG)
+            .and_then(|segment| u16::try_from(segment).ok())
+            .filter(|mss| *mss > 0),
+        algorithm: number(option::CONGESTION).and_then(|which| Algorithm::ALL.get(which as usize)).copied(),
+        pacing_rate: (inverted_rate > 0).then_some(!inverted_rate),
+        fin_timeout: number(option::LINGER2).map(seconds),
+        defer: if number(option::DEFER_ACCEPT) == Some(0) { 0 } else { defer },
+    }
+}
+
+/// Stores the stack's congestion control in a slot that names none: `getsockopt` reads it there.
+pub(super) fn name_congestion(slot: &Slot, usual: Algorithm) {
+    if usual != Algorithm::Cubic {
+        let usual = option::encode(usual as u32);
+        slot.kept.change(option::CONGESTION, |named| if named == 0 { usual } else { named });
+    }
+}
+
+/// Seconds and count of probes; 0 is what is usual.
+pub(super) fn keep_alive([idle, interval, count]: [u32; 3]) -> KeepAlive {
+    let usual = KeepAlive::default();
+    let micros = |seconds: u32, usual| if seconds == 0 { usual } else { u64::from(seconds) * 1_000_000 };
+    KeepAlive {
+        idle: micros(idle, usual.idle),
+        interval: micros(interval, usual.interval),
+        probes: if count == 0 { usual.probes } else { u8::try_from(count).unwrap_or(u8::MAX) },
+    }
+}
