@@ -5,9 +5,11 @@
 //! * [`open_close`]: connections that are opened, used once and closed.
 //! * [`veth`]: a stream to and from the kernel's TCP, beside the kernel's in our place.
 //! * [`paths`]: such a stream over a slow, long or lossy path.
+//! * [`flows`]: many connections at once, and short ones over a lossy path.
 //! * [`http`]: nginx, beside the same on the kernel's TCP.
 //! * [`programs`]: nginx, PostgreSQL and PHP behind a TAP, beside the same on the kernel's.
 
+pub mod flows;
 pub mod http;
 pub mod idle;
 mod link;

@@ -26,7 +26,7 @@ mod load;
 pub(super) mod server;
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use offcore_stats::{named, tsc};
@@ -91,8 +91,7 @@ impl HttpOptions {
 
     /// What this machine lacks for it, if anything.
     pub fn missing(&self) -> Option<String> {
-        let file = || (!Path::new(server::CONF).exists()).then(|| format!("{} is missing", server::CONF));
-        netns::missing((self.lcore, self.other_lcore), &PROGRAMS).or_else(file)
+        netns::missing((self.lcore, self.other_lcore), &PROGRAMS).or_else(server::missing)
     }
 }
 
@@ -121,7 +120,7 @@ pub fn run(options: &HttpOptions, progress: &Progress, emit: &mut dyn FnMut(Row)
     let version = server::version()?;
     let dir = TempDir::new()?;
     let site = Site::new(&dir, options.lcore, &far)?;
-    let ours = Server::ours(&site, &ours, &options.binary)?;
+    let ours = Server::ours(&site, (&ours, "ours0"), &options.binary)?;
     let theirs = Server::kernels(&site, &theirs)?;
     let cells = Cell::all();
     progress.begin(cells.len() * options.pairs);

@@ -170,7 +170,7 @@ fn measure(
         congestion_control(netns, interface, network, address, algorithm(side))?;
         netns.run("sysctl", &["-qw", "net.ipv4.tcp_no_metrics_save=1"])?;
     }
-    let relays = ["ours", "theirs"].map(|name| start_relay(path, name, &relay, options, other_lcore));
+    let relays = ["ours", "theirs"].map(|name| start_relay(path, name, &relay, &options.binary, other_lcore));
     let relays = relays.into_iter().collect::<Result<Vec<_>>>()?;
     let cell = veth::Cell { side, under: Under::AfPacket };
     let mut ours = Host::open(cell, &near, "oursa0", pool)?;
@@ -204,14 +204,14 @@ fn algorithm(side: Side) -> &'static str {
 }
 
 /// Starts the relay between NAMEa1 and NAMEb0.
-fn start_relay(
+pub(super) fn start_relay(
     path: Path,
     name: &str,
     netns: &Netns,
-    options: &PathOptions,
+    binary: &std::path::Path,
     lcore: usize,
 ) -> Result<Process> {
-    let mut command = netns.command(&options.binary);
+    let mut command = netns.command(binary);
     // A quarter of the buffers is shared by the two directions.
     command.args(["switch", "--forward", "io", "--idle", "sleep", "--stats-interval", "0"]);
     command.args(["--lcores", &lcore.to_string(), "--mbufs", &(8 * path.held()).to_string()]);

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use offcore_bench::alternate::TURN_BURSTS;
 use offcore_bench::copier::{Copier, Setup};
 use offcore_bench::progress::Progress;
+use offcore_bench::tcp::flows::{self, FlowOptions};
 use offcore_bench::tcp::http::{self, HttpOptions};
 use offcore_bench::tcp::paths::{self, PathOptions};
 use offcore_bench::tcp::programs::{self, ProgramOptions};
@@ -48,6 +49,8 @@ Examples:
 
   A stream over slow, long and lossy paths, compared with the kernel's; as root:
     offcore bench tcp --case paths
+  Many connections at once, and short ones over a lossy path, compared with the kernel's; as root:
+    offcore bench tcp --case flows
 
   What a request for a file costs the stack's core, by who copies:
     offcore bench tcp --case requests
@@ -132,6 +135,9 @@ pub(crate) enum Case {
     Paths,
     /// TSC ticks that a request for a file takes the core of the stack, by who copies.
     Requests,
+    /// Connections to nginx a second: 5,000 at once, and short ones over a path with 2 % loss, on the stack and on the kernel's;
+    /// needs root and nginx.
+    Flows,
     /// Requests that nginx answers a second, on the stack and on the kernel's, over veth; needs root, nginx and wrk.
     Http,
     /// Answers of nginx, PostgreSQL and PHP a second behind a TAP, on the stack and on the kernel's; needs root and these programs.
@@ -171,6 +177,11 @@ fn measure(args: &TcpBenchArgs, case: Case, options: Options, rows: &mut Rows) -
             let options =
                 PathOptions { sides, hugepages, ..PathOptions::new(quick, program, lcore, other_lcore) };
             paths::run(&options, &progress, emit)
+        }
+        Case::Flows => {
+            let program = std::env::current_exe().context("this program")?;
+            let options = FlowOptions::new(quick, program, options.lcore, options.other_lcore);
+            flows::run(&options, &progress, emit)
         }
         Case::Http => {
             let program = std::env::current_exe().context("this program")?;
@@ -218,7 +229,7 @@ fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, Failure> {
         Case::CoreCost => (1, &Temperature::ALL[..], &CHUNKS[..]),
         Case::Requests => (http::CONNECTIONS, &[Temperature::Remote][..], &http::SIZES[..]),
         Case::Idle => (idle::IDLE, &[Temperature::Remote][..], &[idle::CHUNK][..]),
-        Case::OpenClose | Case::Veth | Case::Paths | Case::Http | Case::Programs => {
+        Case::OpenClose | Case::Veth | Case::Paths | Case::Flows | Case::Http | Case::Programs => {
             (open_close::OPEN, &[Temperature::Remote][..], &[idle::CHUNK][..])
         }
     };

@@ -53,6 +53,13 @@ impl<'a> Site<'a> {
         &self.content[self.content.len() - size..]
     }
 
+    /// Adds a file of [`content`](Self::content), and returns its name.
+    pub(in crate::tcp) fn add(&self, size: usize) -> Result<String> {
+        let name = format!("flow-{size}");
+        fs::write(self.dir.file(&format!("files/{name}")), self.content(size)).context("a file")?;
+        Ok(name)
+    }
+
     /// A command in a namespace, on the servers' core.
     pub(in crate::tcp) fn command(&self, netns: &Netns, program: &Path) -> Command {
         let mut command = netns.command("taskset");
@@ -82,13 +89,13 @@ fn configuration(debians: &str, dir: &str, name: &str, sites: &str) -> Result<St
         ("/var/log/nginx/access.log", "/dev/null".to_owned()),
         ("/etc/nginx/sites-enabled/*", sites.to_owned()),
         // Requests run until the window ends.
-        ("\tworker_connections 768;", "\tworker_connections 4096;".to_owned()),
+        ("\tworker_connections 768;", "\tworker_connections 8192;".to_owned()),
     ] {
         ensure!(text.contains(found), "{CONF} has no {found:?}, expected Debian's file");
         text = text.replace(found, &new);
     }
     ensure!(text.contains("\n\ttcp_nopush on;"), "{CONF} has tcp_nopush off, expected Debian's file");
-    Ok(format!("daemon off;\nworker_rlimit_nofile 8192;\n{text}"))
+    Ok(format!("daemon off;\nworker_rlimit_nofile 16384;\n{text}"))
 }
 
 /// The site of the files.
@@ -102,8 +109,13 @@ fn site(dir: &str) -> String {
     )
 }
 
+/// A missing file of this machine, if any.
+pub(in crate::tcp) fn missing() -> Option<String> {
+    (!Path::new(CONF).exists()).then(|| format!("{CONF} is missing"))
+}
+
 /// What the peer is: the kernel, its congestion control, and the same nginx as ours.
-pub(super) fn version() -> Result<String> {
+pub(in crate::tcp) fn version() -> Result<String> {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("the kernel's version")?;
     let nginx = find_program("nginx").context("there is no nginx")?;
     let said = Command::new(nginx).arg("-v").output().context("nginx -v")?;
@@ -115,19 +127,23 @@ pub(super) fn version() -> Result<String> {
 /// A running server.
 #[derive(Debug)]
 pub(in crate::tcp) struct Server {
-    pub(super) address: SocketAddr,
-    pub(super) lcore: usize,
+    pub(in crate::tcp) address: SocketAddr,
+    pub(in crate::tcp) lcore: usize,
     nginx: Process,
     stack: Option<Process>,
 }
 
 impl Server {
-    /// nginx on our stack, on the interface `ours0`.
-    pub(super) fn ours(site: &Site<'_>, netns: &Netns, binary: &Path) -> Result<Self> {
+    /// nginx on our stack, on an interface of `netns`.
+    pub(in crate::tcp) fn ours(
+        site: &Site<'_>,
+        (netns, interface): (&Netns, &str),
+        binary: &Path,
+    ) -> Result<Self> {
         let socket = site.dir.file("stack").display().to_string();
         let mut stack = site.command(netns, binary);
         stack.args(["tcp", "--lcores", &site.lcore.to_string(), "--stats-interval", "0", "--idle", "sleep"]);
-        stack.args(["--port", "af_packet:ours0,addr=10.77.0.2/24", "--serve", &socket]);
+        stack.args(["--port", &format!("af_packet:{interface},addr=10.77.0.2/24"), "--serve", &socket]);
         let mut stack = Process::spawn("offcore tcp", stack)?;
         let since = Instant::now();
         while !Path::new(&socket).exists() {
@@ -141,7 +157,7 @@ impl Server {
     }
 
     /// nginx on the kernel's stack.
-    pub(super) fn kernels(site: &Site<'_>, netns: &Netns) -> Result<Self> {
+    pub(in crate::tcp) fn kernels(site: &Site<'_>, netns: &Netns) -> Result<Self> {
         Self::start(site, (site.command(netns, Path::new("env")), "theirs"), "10.78.0.2", None)
     }
 
@@ -183,7 +199,7 @@ impl Server {
     }
 
     /// What it has printed, for errors.
-    pub(super) fn tail(&self) -> String {
+    pub(in crate::tcp) fn tail(&self) -> String {
         self.stack.iter().chain([&self.nginx]).map(Process::tail).collect()
     }
 }

@@ -1,7 +1,7 @@
 //! The tables that `offcore bench tcp` prints: one for each case.
 
 use offcore_bench::row::Row;
-use offcore_bench::tcp::{HEADERS, programs};
+use offcore_bench::tcp::{HEADERS, flows, programs};
 
 use super::super::verified;
 use crate::output::kib;
@@ -14,8 +14,9 @@ pub(super) fn table(rows: &[Row]) -> String {
     let is_http = |row: &&Row| row.unit == "million_requests_per_s";
     let is_path = |row: &&Row| row.path.is_some();
     let is_program = |row: &&Row| row.unit == programs::UNIT;
-    let is_veth =
-        |row: &&Row| row.arrangement == "end-to-end" && !is_http(row) && !is_path(row) && !is_program(row);
+    let is_flows = |row: &&Row| row.unit == flows::UNIT;
+    let is_other = |row: &&Row| is_http(row) || is_path(row) || is_program(row) || is_flows(row);
+    let is_veth = |row: &&Row| row.arrangement == "end-to-end" && !is_other(row);
     let of = |wanted: &dyn Fn(&&Row) -> bool| rows.iter().filter(wanted).collect::<Vec<_>>();
     let tables = [
         core_cost(&of(&|row| {
@@ -26,6 +27,7 @@ pub(super) fn table(rows: &[Row]) -> String {
         requests(&of(&is_request)),
         veth(&of(&is_veth)),
         paths(&of(&is_path)),
+        many_flows(&of(&is_flows)),
         http(&of(&is_http)),
         behind_tap(&of(&is_program)),
     ];
@@ -276,9 +278,42 @@ fn paths(rows: &[&Row]) -> String {
             bound at 90 %; noise: how far from 1 that of our windows to one another is, or of the kernel's.\n"
 }
 
+fn milliseconds(ns: Option<f64>) -> String {
+    digits(ns.map(|ns| ns / 1e6), 2)
+}
+
+/// Many connections to nginx, beside the same on the kernel's stack.
+fn many_flows(rows: &[&Row]) -> String {
+    let cells = rows.iter().map(|row| {
+        [
+            row.case.clone(),
+            or_dash(row.chunk.map(kib)),
+            or_dash(row.connections),
+            format!("{:.0}", row.median),
+            digits(row.peer_median, 0),
+            bounded(row.peer_ratio, row.peer_ratio_lower),
+            noise(row, row.peer_ratio),
+            milliseconds(row.p50_ns),
+            milliseconds(row.peer_p50_ns),
+            milliseconds(row.p99_ns),
+            milliseconds(row.peer_p99_ns),
+            row.verified.to_string(),
+        ]
+    });
+    let heads = "<path|file|at once|connections/s|kernel|ratio|noise|p50 ms|kernel|p99 ms|kernel|compared";
+    let text = columns(heads, cells);
+    if text.is_empty() {
+        return text;
+    }
+    text + "Connections that fetch a file from nginx with Debian's configuration, on our stack over af_packet and on the kernel's\n\
+            (kernel), over veth or a relay (offcore switch), in turns. Stack and nginx share a core; client and relay have the\n\
+            other. Ratio: median of the ratios of paired windows, and its lower bound at 90 %; noise: how far from 1 that of our\n\
+            windows to one another is, or of the kernel's. p50, p99: from connect to the end of the stream. Compared: files\n\
+            whose bytes were compared. Over veth the kernel passes files by reference; ours are copied.\n"
+}
+
 /// nginx beside the same on the kernel's stack.
 fn http(rows: &[&Row]) -> String {
-    let ms = |ns: Option<f64>| digits(ns.map(|ns| ns / 1e6), 2);
     let cells = rows.iter().map(|row| {
         // Inside of the noise a bound says nothing.
         let says = |ratio: f64| row.noise_floor.is_some_and(|floor| (ratio - 1.0).abs() > floor);
@@ -298,10 +333,10 @@ fn http(rows: &[&Row]) -> String {
             digits(row.peer_server_us_per_request, 1),
             digits(row.both_us_per_request, 1),
             digits(row.peer_both_us_per_request, 1),
-            ms(row.p50_ns),
-            ms(row.peer_p50_ns),
-            ms(row.p99_ns),
-            ms(row.peer_p99_ns),
+            milliseconds(row.p50_ns),
+            milliseconds(row.peer_p50_ns),
+            milliseconds(row.p99_ns),
+            milliseconds(row.peer_p99_ns),
             percent(row.far_busy),
             percent(row.peer_far_busy),
             or_dash(row.fe_bound.unwrap_or_default().then_some("wrk")),
