@@ -66,6 +66,8 @@ pub struct Stack {
     run: Option<Run>,
     /// The interface that sends first in the next call.
     first: usize,
+    /// Whether datagrams get the larger half of the budget.
+    datagrams_first: bool,
     /// Connections that wait for address resolution, and the state of the neighbour cache at that time.
     asking_hop: (Vec<u32>, (u32, u32)),
     pub(super) drops: Drops,
@@ -107,6 +109,7 @@ impl Stack {
             touched: Vec::new(),
             run: None,
             first: 0,
+            datagrams_first: false,
             asking_hop: Default::default(),
             drops: Drops::default(),
             counts: StackCounts::default(),
@@ -380,11 +383,14 @@ impl Stack {
         }
     }
 
-    /// Plans at most `budget` packets of the connections in turn, except connections whose port is
-    /// [held](Self::hold).
+    /// Plans at most `budget` packets of connections and UDP sockets in turn, except those whose port is [held](Self::hold).
     pub fn tx(&mut self, now: u64, budget: usize, out: &mut Out) {
         if self.udp.has_ready() {
-            self.plan_datagrams(now, budget, out);
+            let streams = self.net.ifaces.iter().any(|iface| !iface.held && !iface.ready.is_empty());
+            self.datagrams_first ^= true;
+            // No congestion control limits datagrams. Of an odd budget each half gets the last packet in turn.
+            let half = (budget + usize::from(self.datagrams_first)) / 2;
+            self.plan_datagrams(now, if streams { half } else { budget }, out);
         }
         let mut left = budget.saturating_sub(out.plans.len());
         let count = self.net.ifaces.len();

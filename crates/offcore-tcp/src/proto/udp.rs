@@ -33,6 +33,14 @@ const MOST_SEGMENTS: usize = 128;
 /// Bytes of one socket that are planned in a row, at most.
 const QUANTUM: usize = 64 << 10;
 
+/// A datagram or a segment of one.
+enum Planned {
+    /// Planned or refused. The number counts for the socket's [`QUANTUM`].
+    Bytes(usize),
+    /// Its port is [held](Stack::hold).
+    Held,
+}
+
 impl Stack {
     /// Opens a datagram socket and returns its number. It is bound to an address of this host, to a wildcard (0.0.0.0 or
     /// `::`), or to both wildcards. For port 0 the stack selects an unused port. The application uses
@@ -356,11 +364,13 @@ impl Stack {
             let mut quantum = QUANTUM;
             let mut more = true;
             while more && budget > 0 && quantum > 0 {
-                let Some(bytes) = self.plan_datagram(now, id, out) else {
+                let Some(planned) = self.plan_datagram(now, id, out) else {
                     more = false;
                     continue;
                 };
+                // For a held port, too: a turn looks at few of its sockets.
                 budget -= 1;
+                let Planned::Bytes(bytes) = planned else { break };
                 quantum = quantum.saturating_sub(bytes);
             }
             if more {
@@ -370,9 +380,8 @@ impl Stack {
         }
     }
 
-    /// Plans the next datagram or segment of a socket, or refuses it. Returns its bytes for the budget; `None` if nothing
-    /// is left to plan.
-    fn plan_datagram(&mut self, now: u64, id: ConnId, out: &mut Out) -> Option<usize> {
+    /// Plans the next datagram or segment of a socket, or refuses it. `None` if nothing is left to plan.
+    fn plan_datagram(&mut self, now: u64, id: ConnId, out: &mut Out) -> Option<Planned> {
         let socket = self.udp.get_mut(id)?;
         let start = socket.planned;
         if start == socket.written || start - socket.tx.released() >= COPYING {
@@ -385,17 +394,21 @@ impl Stack {
                 Err(refused) => {
                     self.counts.datagrams_refused += 1;
                     self.release_datagrams(id, out);
-                    return Some(refused);
+                    return Some(Planned::Bytes(refused));
                 }
             },
         };
+        let socket = self.udp.get_mut(id)?;
+        if self.net.ifaces[usize::from(record.route.way.iface)].held {
+            socket.record = Some(record);
+            return Some(Planned::Held);
+        }
         let Record { header: Header { len, peer, more, .. }, route, planned } = record;
         let segment = if more.segment == 0 { len } else { more.segment };
         let bytes = (usize::from(len) - planned).min(segment.into());
         let payload = start + (HEADER_LEN + planned) as u64;
         let headers = if route.way.source.is_ipv4() { 28 } else { 48 };
         let is_long = headers + bytes > usize::from(route.mtu);
-        let socket = self.udp.get_mut(id)?;
         socket.tx.hold(payload, bytes);
         out.plans.push(Plan::datagram(id, route.way.iface, payload, bytes as u32, is_long));
         socket.in_flight.push_back(Outgoing { start, payload, peer, route, more });
@@ -404,7 +417,7 @@ impl Stack {
             true => socket.record = Some(record),
             false => socket.planned = start + record_len(len) as u64,
         }
-        Some(HEADER_LEN + bytes)
+        Some(Planned::Bytes(HEADER_LEN + bytes))
     }
 
     /// Reads the next datagram of a socket from its FIFO. The error is the length of a datagram that cannot be sent.

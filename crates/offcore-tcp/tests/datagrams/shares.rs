@@ -10,7 +10,8 @@ use offcore_tcp::proto::{AppId, ConnId, Event, Share};
 use offcore_wire::Sum;
 use offcore_wire::virtio_net::{self, NetHeader, Offloads};
 
-use crate::world::{End, World, addresses};
+use crate::sharing::{NONE, Socket};
+use crate::world::{End, PORT, World, addresses};
 
 /// Both parts of a datagram as those of datagram `number`.
 fn numbered(parts: &[Vec<u8>], number: u16) -> Vec<Vec<u8>> {
@@ -245,4 +246,80 @@ fn answers_wait_for_hung_port() {
     assert!(got >= 4096 * CLIENTS, "{got} bytes have come");
     assert_eq!([&server, &client].map(|end| end.path.stats().starved), [0, 0]);
     assert!((500..600).contains(&longest), "{longest} packets waited");
+}
+
+/// A hung port delays the datagrams of its sockets, and drops none. Sockets of another port send meanwhile.
+#[test]
+fn datagrams_wait_for_hung_port() {
+    const DATAGRAMS: usize = 2000;
+    let pools = [8192, 2048, 2048].map(|len| Pool::new(len, 2048, Hugepages::None).unwrap());
+    let mut server = End::streaming(&[[10, 0, 0, 1], [10, 0, 1, 1]], pools[0]);
+    let mut clients = [[10, 0, 0, 2], [10, 0, 1, 2]].map(|address| End::streaming(&[address], pools[1]));
+    let mut other = Socket::open(&mut server, None, 99, NONE).unwrap();
+    let peers = [0, 1].map(|number| SocketAddr::from(([10, 0, number, 2], PORT)));
+    let (mut sent_by, mut got, mut meanwhile) = ([0; 2], [0; 2], 0);
+    for now in (1..600_000).step_by(1000) {
+        let hung = (100_000..300_000).contains(&now);
+        // Neighbours are resolved by the first datagrams.
+        let most = if now < 50_000 { 1 } else { DATAGRAMS };
+        while sent_by[0] < most && server.send(peers[0], b"here") {
+            sent_by[0] += 1;
+        }
+        if hung && sent_by[1] < DATAGRAMS / 10 || sent_by[1] == 0 {
+            other.send(&mut server, peers[1]);
+            sent_by[1] += 1;
+        }
+        server.with(|path, ctx| {
+            ctx.mover.poll(ctx.clock);
+            path.turn(ctx, now, BURST);
+        });
+        for (number, client) in clients.iter_mut().enumerate() {
+            let answers = client.turn(now);
+            answers.iter().for_each(|frame| feed(&mut server, now, number as u8, frame));
+            if number == 1 || !(50_000..300_000).contains(&now) {
+                let frames = sent(&mut server, number as u8);
+                frames.iter().for_each(|frame| client.receive(now, frame));
+            }
+            got[number] += std::iter::from_fn(|| client.take()).count();
+        }
+        if hung {
+            meanwhile = got[1];
+        }
+    }
+    assert_eq!(sent_by, [DATAGRAMS, DATAGRAMS / 10]);
+    assert_eq!(got, sent_by, "{:?}", server.path.stats());
+    assert_eq!(meanwhile, DATAGRAMS / 10);
+    assert_eq!(server.path.stats().starved, 0);
+}
+
+#[test]
+fn datagrams_leave_room_to_streams() {
+    let pools = [(); 2].map(|()| Pool::new(8192, 2048, Hugepages::None).unwrap());
+    let mut server = End::streaming(&[[10, 0, 0, 1]], pools[0]);
+    let mut client = End::streaming(&[[10, 0, 0, 2]], pools[1]);
+    let listener = server.path.call().0.listen(AppId::OWN, None, 80, 16, false).unwrap();
+    let (stack, out) = client.path.call();
+    let conn = stack.connect(1, AppId::OWN, None, ([10, 0, 0, 1], 80).into(), out).unwrap();
+    let mut connection = Fifos::new(&mut client, conn);
+    let (mut accepted, mut got, mut datagrams) = (Vec::new(), 0, 0);
+    for now in (1..400_000).step_by(1000) {
+        while let Some(conn) = server.path.call().0.accept(listener) {
+            accepted.push(Fifos::new(&mut server, conn));
+        }
+        accepted.iter_mut().for_each(|fifos| fifos.write(&mut server, now));
+        for _ in 0..2 * BURST {
+            server.send(([10, 0, 0, 2], PORT).into(), b"d");
+        }
+        server.with(|path, ctx| {
+            ctx.mover.poll(ctx.clock);
+            path.turn(ctx, now, BURST);
+        });
+        sent(&mut server, 0).iter().for_each(|frame| feed(&mut client, now, 0, frame));
+        client.turn(now).iter().for_each(|frame| feed(&mut server, now, 0, frame));
+        got += connection.read(&mut client, now);
+        datagrams += std::iter::from_fn(|| client.take()).count();
+    }
+    // Each gets half of 400 bursts.
+    assert!(got > 150 * BURST * 1000, "{got} bytes of the stream");
+    assert!(datagrams > 150 * BURST, "{datagrams} datagrams");
 }
