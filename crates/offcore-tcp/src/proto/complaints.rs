@@ -70,11 +70,13 @@ impl Stack {
         quoted: &[u8],
         out: &mut Out,
     ) {
-        let Self { udp, origins, .. } = self;
-        if !udp.may_complain(now, || origins.ident(u64::MAX - now / 1_000_000)) {
+        let Self { udp, origins, net, .. } = self;
+        let Some(way) = net.way(to) else { return };
+        // As on Linux, errors to this host do not count.
+        let looped = net.loopback == Some(way.iface);
+        if !looped && !udp.may_complain(now, || origins.ident(u64::MAX - now / 1_000_000)) {
             return;
         }
-        let Some(way) = self.net.way(to) else { return };
         let from = from.unwrap_or(way.source);
         let protocol = if to.is_ipv4() { IpProtocol::ICMP } else { IpProtocol::ICMPV6 };
         let Complaint { kind, code, rest } = complaint;

@@ -151,3 +151,18 @@ fn errors_are_rate_limited() {
     }
     assert!((100..=1000).contains(&station.sent.len()), "{}", station.sent.len());
 }
+
+/// Programs that send to closed ports of their own host leave the errors to peers.
+#[test]
+fn own_errors_do_not_count() {
+    let mut station = host();
+    let loopback = station.stack.add_loopback();
+    for _ in 0..10_000 {
+        let mut frame = packet(OWN[0], OWN[0], 132, 9, &[0; 20]);
+        frame[..6].copy_from_slice(&[0; 6]);
+        station.receive_by(loopback, &frame);
+    }
+    assert_eq!(station.frames().len(), 10_000);
+    station.receive(&packet(PEERS[0], OWN[0], 132, 9, &[0; 20]));
+    assert_eq!(station.frames().len(), 1);
+}

@@ -62,12 +62,16 @@ impl Station {
     }
 
     pub(crate) fn receive(&mut self, frame: &[u8]) -> Verdict {
+        self.receive_by(0, frame)
+    }
+
+    pub(crate) fn receive_by(&mut self, iface: u8, frame: &[u8]) -> Verdict {
         let mut frame = frame.to_vec();
         let len = frame.len();
         let end = offcore_tcp::proto::sum_end(&frame[..len.min(HEAD)], len);
         let checksum = RxChecksum::Unknown { rest: frame.get(HEAD..end).map_or(Sum::ZERO, Sum::of) };
         let packet = RxSeg { head: &mut frame, len: len as u32, checksum };
-        self.stack.rx(self.now, 0, &mut [packet], &mut self.out);
+        self.stack.rx(self.now, iface, &mut [packet], &mut self.out);
         let verdict = self.out.verdicts.pop().unwrap();
         if verdict == Verdict::Reply {
             self.sent.push((self.now, frame));
