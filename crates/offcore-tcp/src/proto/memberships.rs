@@ -15,7 +15,7 @@ use super::stack::Stack;
 
 /// The limit of IPv4 groups of one socket (`igmp_max_memberships` of Linux).
 const OF_SOCKET: usize = 20;
-/// The limit of the joins of one user: half of the groups of an interface.
+/// The limit of the joins of one user.
 const OF_USER: u32 = 512;
 /// The limit of sockets that receive one datagram, and of further copies that one burst of packets causes.
 const RECEIVERS: usize = 64;
