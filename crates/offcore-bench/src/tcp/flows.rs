@@ -17,17 +17,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use offcore_stats::tsc;
 
 use super::http::server::{self, Server, Site};
 use super::paths::{Path, start_relay};
-use super::veth::{congestion_control, noise, pair};
-use crate::BURST;
+use super::veth::{beside_kernel, congestion_control, pair};
 use crate::peer::netns::{self, Netns};
 use crate::peer::tempdir::TempDir;
 use crate::report::progress::Progress;
 use crate::report::row::Row;
-use crate::report::sample::{Spread, paired_ratio};
+use crate::report::sample::Spread;
 
 /// The unit of the rows.
 pub const UNIT: &str = "connections_per_s";
@@ -190,48 +188,28 @@ impl Cell {
         let [ours, theirs] = windows;
         let all = |windows: &[Window]| windows.iter().map(Window::rate).collect::<Vec<_>>();
         let (our_rates, their_rates) = (all(ours), all(theirs));
-        let pairs: Vec<_> = our_rates.iter().copied().zip(their_rates.iter().copied()).collect();
-        let ratio = paired_ratio(&pairs);
-        let rates = Spread::of(&our_rates);
         let percentile = |windows: &[Window], share| {
             let of = windows.iter().map(|window| window.percentile(share)).collect::<Vec<_>>();
             Some(Spread::of(&of).median)
         };
-        let mut row = Row {
-            bench: "tcp",
+        let row = beside_kernel(&our_rates, &their_rates);
+        let received = ours.iter().map(|window| window.flows.len() as u64).sum();
+        Row {
             case: self.to_string(),
-            arrangement: "end-to-end",
             port: Some("af_packet"),
             offloads: Some(self.path.is_none()),
-            mode: "cpu".into(),
-            engine: "cpu".into(),
-            ring: "none",
-            burst: BURST,
-            temperature: "none".into(),
             chunk: Some(self.size),
             connections: Some(self.at_once),
-            peer: Some("kernel".into()),
-            metric: "rate",
             unit: UNIT,
-            tsc_hz: tsc::hz(),
-            runs: rates.runs,
-            min: rates.min,
-            median: rates.median,
-            max: rates.max,
-            payload_gbps: Some(rates.median * self.size as f64 * 8.0 / 1e9),
-            received: ours.iter().map(|window| window.flows.len() as u64).sum(),
-            peer_median: Some(Spread::of(&their_rates).median),
-            peer_ratio: ratio.map(|ratio| ratio.median),
-            peer_ratio_lower: ratio.map(|ratio| ratio.lower),
+            payload_gbps: Some(row.median * self.size as f64 * 8.0 / 1e9),
+            received,
+            verified: received,
             p50_ns: percentile(ours, 0.5),
             p99_ns: percentile(ours, 0.99),
             peer_p50_ns: percentile(theirs, 0.5),
             peer_p99_ns: percentile(theirs, 0.99),
-            ..Row::default()
-        };
-        row.verified = row.received;
-        row.set_noise(noise(&our_rates, &their_rates));
-        row
+            ..row
+        }
     }
 }
 

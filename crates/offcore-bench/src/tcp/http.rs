@@ -29,15 +29,14 @@ use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use offcore_stats::{named, tsc};
+use offcore_stats::named;
 
-use super::veth::{FAR_BOUND, cubic, noise, pair};
-use crate::BURST;
+use super::veth::{FAR_BOUND, beside_kernel, cubic, pair};
 use crate::peer::netns::{self, Netns};
 use crate::peer::tempdir::TempDir;
 use crate::report::progress::Progress;
 use crate::report::row::Row;
-use crate::report::sample::{Spread, paired_ratio};
+use crate::report::sample::Spread;
 use load::Load;
 use server::{Server, Site};
 
@@ -241,33 +240,19 @@ impl Cell {
         let all = |windows: &[Window], of: fn(&Window) -> f64| windows.iter().map(of).collect::<Vec<_>>();
         let median = |windows: &[Window], of| Spread::of(&all(windows, of)).median;
         let (our_rates, their_rates) = (all(ours, Window::rate), all(theirs, Window::rate));
-        let pairs: Vec<_> = our_rates.iter().copied().zip(their_rates.iter().copied()).collect();
-        let ratio = paired_ratio(&pairs);
+        let row = beside_kernel(&our_rates, &their_rates);
         let mut row = Row {
-            bench: "tcp",
             case: format!("http {}", self.how),
-            arrangement: "end-to-end",
             port: Some("af_packet"),
             offloads: Some(true),
-            mode: "cpu".into(),
-            engine: "cpu".into(),
-            ring: "none",
-            burst: BURST,
-            temperature: "none".into(),
             chunk: Some(self.size),
             connections: Some(self.connections),
-            peer: Some("kernel".into()),
-            ..Row::default()
+            unit: "million_requests_per_s",
+            payload_gbps: Some(row.median * self.size as f64 * 8.0 / 1e3),
+            ..row
         };
-        let rates = Spread::of(&our_rates);
-        (row.metric, row.unit, row.tsc_hz) = ("rate", "million_requests_per_s", tsc::hz());
-        (row.runs, row.min, row.median, row.max) = (rates.runs, rates.min, rates.median, rates.max);
-        row.payload_gbps = Some(rates.median * self.size as f64 * 8.0 / 1e3);
         row.received = ours.iter().map(Window::answers).sum();
         row.verified = ours.iter().map(|window| window.compared).sum();
-        row.peer_median = Some(Spread::of(&their_rates).median);
-        row.peer_ratio = ratio.map(|ratio| ratio.median);
-        row.peer_ratio_lower = ratio.map(|ratio| ratio.lower);
         row.server_us_per_request = Some(median(ours, Window::cost));
         row.peer_server_us_per_request = Some(median(theirs, Window::cost));
         let ns = |windows, of| Some(median(windows, of) * 1e3);
@@ -279,7 +264,6 @@ impl Cell {
         let far = [ours, theirs].map(|windows| median(windows, Window::far_busy));
         (row.far_busy, row.peer_far_busy) = (Some(far[0]), Some(far[1]));
         row.fe_bound = Some(far[0] > FAR_BOUND || far[1] > FAR_BOUND);
-        row.set_noise(noise(&our_rates, &their_rates));
         row
     }
 }

@@ -20,16 +20,14 @@ mod hosts;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use offcore_stats::{named, tsc};
+use offcore_stats::named;
 
 use super::http::server::{self, Site};
-use super::veth::noise;
-use crate::BURST;
+use super::veth::beside_kernel;
 use crate::peer::netns::{self, Netns};
 use crate::peer::tempdir::TempDir;
 use crate::report::progress::Progress;
 use crate::report::row::Row;
-use crate::report::sample::{Spread, paired_ratio};
 use clients::Client;
 use hosts::{Hosts, Programs, postgres_directory};
 
@@ -165,34 +163,13 @@ fn measure(
 }
 
 fn row(load: Load, connections: usize, ours: &[f64], theirs: &[f64]) -> Row {
-    let pairs: Vec<_> = ours.iter().copied().zip(theirs.iter().copied()).collect();
-    let (ratio, rates) = (paired_ratio(&pairs), Spread::of(ours));
-    let mut row = Row {
-        bench: "tcp",
+    Row {
         case: load.to_string(),
-        arrangement: "end-to-end",
         port: Some("tap"),
-        mode: "cpu".into(),
-        engine: "cpu".into(),
-        ring: "none",
-        burst: BURST,
-        temperature: "none".into(),
         connections: Some(connections),
-        peer: Some("kernel".into()),
-        metric: "rate",
         unit: UNIT,
-        tsc_hz: tsc::hz(),
-        runs: rates.runs,
-        min: rates.min,
-        median: rates.median,
-        max: rates.max,
-        peer_median: Some(Spread::of(theirs).median),
-        peer_ratio: ratio.map(|ratio| ratio.median),
-        peer_ratio_lower: ratio.map(|ratio| ratio.lower),
-        ..Row::default()
-    };
-    row.set_noise(noise(ours, theirs));
-    row
+        ..beside_kernel(ours, theirs)
+    }
 }
 
 #[cfg(test)]

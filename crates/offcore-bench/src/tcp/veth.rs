@@ -210,31 +210,19 @@ impl Cell {
             Spread::of(&windows.iter().map(of).collect::<Vec<_>>()).median
         };
         let (our_rates, their_rates) = (rates(ours), rates(theirs));
-        let pairs: Vec<_> = our_rates.iter().copied().zip(their_rates.iter().copied()).collect();
-        let ratio = paired_ratio(&pairs);
         let mut row = Row {
-            bench: "tcp",
             case: self.side.name().into(),
-            arrangement: "end-to-end",
             port: Some(self.under.port()),
             offloads: Some(self.under.offloads()),
             frame: SEGMENT + HEADERS,
-            mode: "cpu".into(),
-            engine: "cpu".into(),
-            ring: "none",
-            burst: BURST,
             temperature: "remote".into(),
             connections: Some(1),
-            peer: Some("kernel".into()),
-            ..Row::default()
+            ..beside_kernel(&our_rates, &their_rates)
         };
         row.set_rate(Spread::of(&our_rates), tsc::hz());
         row.payload_gbps = Some(row.mpps * SEGMENT as f64 * 8.0 / 1e3);
         row.received = ours.iter().map(|window| window.bytes / SEGMENT as u64).sum();
         row.verified = row.received;
-        row.peer_median = Some(Spread::of(&their_rates).median);
-        row.peer_ratio = ratio.map(|ratio| ratio.median);
-        row.peer_ratio_lower = ratio.map(|ratio| ratio.lower);
         row.ns_per_kib = Some(median(ours, Window::cost));
         row.peer_ns_per_kib = Some(median(theirs, Window::cost));
         row.far_ns_per_kib = Some(median(ours, Window::far_cost));
@@ -244,7 +232,6 @@ impl Cell {
         let far = [ours, theirs].map(|windows| median(windows, |window| window.far_busy));
         (row.far_busy, row.peer_far_busy) = (Some(far[0]), Some(far[1]));
         row.fe_bound = Some(far[0] > FAR_BOUND);
-        row.set_noise(noise(&our_rates, &their_rates));
         row
     }
 }
@@ -295,6 +282,34 @@ pub(super) fn noise(ours: &[f64], theirs: &[f64]) -> Option<Bounds> {
     };
     let [ours, theirs] = [of(ours)?, of(theirs)?];
     Some(Bounds { lower: ours.lower.min(theirs.lower), upper: ours.upper.max(theirs.upper) })
+}
+
+/// A row about the rates of windows, beside those of the kernel in the same place.
+pub(super) fn beside_kernel(ours: &[f64], theirs: &[f64]) -> Row {
+    let pairs: Vec<_> = ours.iter().copied().zip(theirs.iter().copied()).collect();
+    let (ratio, rates) = (paired_ratio(&pairs), Spread::of(ours));
+    let mut row = Row {
+        bench: "tcp",
+        arrangement: "end-to-end",
+        mode: "cpu".into(),
+        engine: "cpu".into(),
+        ring: "none",
+        burst: BURST,
+        temperature: "none".into(),
+        metric: "rate",
+        tsc_hz: tsc::hz(),
+        runs: rates.runs,
+        min: rates.min,
+        median: rates.median,
+        max: rates.max,
+        peer: Some("kernel".into()),
+        peer_median: Some(Spread::of(theirs).median),
+        peer_ratio: ratio.map(|ratio| ratio.median),
+        peer_ratio_lower: ratio.map(|ratio| ratio.lower),
+        ..Row::default()
+    };
+    row.set_noise(noise(ours, theirs));
+    row
 }
 
 #[cfg(test)]
