@@ -7,6 +7,7 @@
 //     accept L S                                     start S ADDRESS PORT      does not wait
 //     send S N SEED              N bytes of `fill`   text S WORD               and waits until it is acknowledged
 //     newline S                  sends one             urgent S                 sends `!` out of band
+//     oob S                      ok CODE of an urgent byte
 //     recv S N                   ok|eof|ERROR N SUM  drain S                   the same to the end
 //     records S N LEN            ok N torn T: how many records are not LEN times the same byte
 //     line S                     ok TEXT             error S                   SO_ERROR
@@ -343,6 +344,13 @@ static void do_verb(char **word)
             outcome(false);
         else
             until(settled, fd, 0);
+    } else if (!strcmp(verb, "oob")) {
+        unsigned char byte = 0;
+        await(fd, POLLPRI);
+        if (recv(fd, &byte, 1, MSG_OOB) == 1)
+            number(byte);
+        else
+            reply(error_name(errno));
     } else if (!strcmp(verb, "urgent")) {
         if (send(fd, "!", 1, MSG_OOB | MSG_NOSIGNAL) < 0)
             outcome(false);

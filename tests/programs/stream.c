@@ -2,6 +2,9 @@
 #define _GNU_SOURCE
 #include "common.h"
 
+#include <sys/epoll.h>
+#include <sys/select.h>
+
 #include <sys/syscall.h>
 
 static char buffer[65536];
@@ -109,6 +112,141 @@ static void urgent(int fd, bool inlined)
     bytes("rest", recv(fd, buffer, 100, 0), buffer);
     result("behind", sockatmark(fd));
     result("empty", recv(fd, buffer, 100, MSG_DONTWAIT));
+    prefix("");
+}
+
+static volatile int urgent_signals;
+
+static void on_urgent(int signal)
+{
+    (void)signal;
+    urgent_signals++;
+}
+
+// What poll, epoll and select show.
+static void all_show(const char *name, int fd, int set)
+{
+    char label[40];
+    polled(name, fd, POLLIN | POLLOUT | POLLPRI | POLLRDHUP);
+    struct epoll_event event;
+    snprintf(label, sizeof label, "%s-epoll", name);
+    say(label, "%s", epoll_wait(set, &event, 1, 0) == 1 ? bits(event.events) : "none");
+    fd_set sets[2];
+    for (int i = 0; i < 2; i++) {
+        FD_ZERO(&sets[i]);
+        FD_SET(fd, &sets[i]);
+    }
+    select(fd + 1, &sets[0], NULL, &sets[1], &(struct timeval){0, 0});
+    snprintf(label, sizeof label, "%s-select", name);
+    say(label, "%s%s", FD_ISSET(fd, &sets[0]) ? "read" : "-", FD_ISSET(fd, &sets[1]) ? " exception" : "");
+}
+
+// An urgent byte is received out of band.
+static void out_of_band(void)
+{
+    prefix("oob-");
+    int fd = opened(AF_INET, 7), set = epoll_create1(EPOLL_CLOEXEC), there = -1;
+    struct epoll_event event = {.events = EPOLLPRI};
+    epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
+    signal(SIGURG, on_urgent);
+    result("own", fcntl(fd, F_SETOWN, getpid()));
+    result("none", recv(fd, buffer, 1, MSG_OOB));
+    all_show("idle", fd, set);
+    must("text 7 abc");
+    must("urgent 7");
+    await(fd, POLLPRI);
+    all_show("there", fd, set);
+    say("signals", "%d", urgent_signals);
+    ioctl(fd, FIONREAD, &there);
+    say("fionread", "%d", there);
+    bytes("peek", recv(fd, buffer, 1, MSG_OOB | MSG_PEEK), buffer);
+    result("no-room", recv(fd, buffer, 0, MSG_OOB | MSG_PEEK));
+    all_show("peeked", fd, set);
+    struct iovec part = {buffer, 10};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    bytes("byte", recvmsg(fd, &message, MSG_OOB), buffer);
+    say("flags", "%s", message.msg_flags & MSG_OOB ? "OOB" : "-");
+    result("again", recv(fd, buffer, 1, MSG_OOB));
+    all_show("taken", fd, set);
+    result("before", sockatmark(fd));
+    bytes("recv", recv(fd, buffer, 100, 0), buffer);
+    result("mark", sockatmark(fd));
+    all_show("marked", fd, set);
+    ioctl(fd, FIONREAD, &there);
+    say("mark-fionread", "%d", there);
+    must("text 7 def");
+    await(fd, POLLIN);
+    all_show("more", fd, set);
+    bytes("rest-peek", recv(fd, buffer, 100, MSG_PEEK), buffer);
+    result("peeked-mark", sockatmark(fd));
+    bytes("rest", recv(fd, buffer, 100, 0), buffer);
+    result("behind", sockatmark(fd));
+    // A byte without data, which a read passes.
+    must("urgent 7");
+    await(fd, POLLPRI);
+    all_show("alone", fd, set);
+    result("alone-mark", sockatmark(fd));
+    result("alone-recv", recv(fd, buffer, 100, MSG_DONTWAIT));
+    all_show("alone-passed", fd, set);
+    result("alone-byte", recv(fd, buffer, 1, MSG_OOB));
+    // A call waits for data behind it.
+    must("urgent 7");
+    await(fd, POLLPRI);
+    must("later 50 text 7 ghi");
+    bytes("waits", recv(fd, buffer, 100, 0), buffer);
+    // All bytes are of the stream.
+    set_int(fd, SOL_SOCKET, SO_OOBINLINE, 1);
+    must("urgent 7");
+    await(fd, POLLPRI);
+    all_show("inline", fd, set);
+    result("inline-byte", recv(fd, buffer, 1, MSG_OOB));
+    bytes("inline-recv", recv(fd, buffer, 100, 0), buffer);
+    all_show("inline-passed", fd, set);
+    set_int(fd, SOL_SOCKET, SO_OOBINLINE, 0);
+    // Two bytes: the newer one is urgent.
+    must("text 7 m");
+    must("urgent 7");
+    must("urgent 7");
+    must("text 7 jkl");
+    result("two-urgent", recv(fd, buffer, 1, MSG_OOB));
+    bytes("two-first", recv(fd, buffer, 100, 0), buffer);
+    bytes("two-rest", recv(fd, buffer, 100, 0), buffer);
+    // The peer's end leaves the byte.
+    must("urgent 7");
+    must("shutdown 7");
+    await(fd, POLLRDHUP);
+    all_show("ended", fd, set);
+    bytes("ended-byte", recv(fd, buffer, 1, MSG_OOB), buffer);
+    result("ended-again", recv(fd, buffer, 1, MSG_OOB));
+    result("ended-recv", recv(fd, buffer, 100, 0));
+    close(fd);
+    close(set);
+    prefix("");
+}
+
+// Urgent bytes are sent.
+static void sends_urgent(void)
+{
+    prefix("urgent-send-");
+    int fd = opened(AF_INET, 7);
+    result("three", send(fd, "xyz", 3, MSG_OOB));
+    peer_says("three-recv", "recv 7 2");
+    peer_says("three-byte", "oob 7");
+    result("none", send(fd, "", 0, MSG_OOB));
+    result("more", send(fd, "more", 4, 0));
+    peer_says("more-recv", "recv 7 4");
+    // Nothing holds it back.
+    set_int(fd, IPPROTO_TCP, TCP_NODELAY, 0);
+    result("first", send(fd, "first", 5, 0));
+    result("one", send(fd, "A", 1, MSG_OOB));
+    peer_says("one-byte", "oob 7");
+    peer_says("one-recv", "recv 7 5");
+    memset(buffer, 'b', 5000);
+    result("long", send(fd, buffer, 5000, MSG_OOB));
+    peer_says("long-recv", "recv 7 4999");
+    peer_says("long-byte", "oob 7");
+    result("datagram", send(udp(AF_INET), "x", 1, MSG_OOB));
+    close(fd);
     prefix("");
 }
 
@@ -291,6 +429,8 @@ int main(int argc, char **argv)
     flags(fd);
     urgent(fd, false);
     urgent(fd, true);
+    out_of_band();
+    sends_urgent();
     vectors(fd);
     timeouts(fd);
     bad_arguments(fd);

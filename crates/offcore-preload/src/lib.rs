@@ -55,6 +55,7 @@ mod stream;
 mod stream_options;
 mod sys;
 mod table;
+mod urgent;
 mod vectors;
 
 #[cfg(feature = "interpose")]

@@ -227,7 +227,7 @@ impl Session {
 
     /// Whether there is something that an alarm announces.
     fn is_urgent(&self) -> bool {
-        self.is_datagrams() && self.slot.has_errors()
+        if self.is_datagrams() { self.slot.has_errors() } else { self.slot.has_urgent() }
     }
 
     /// Takes bytes of the pair as [`sys::take_bytes`] does. An alarm is announced again if it still applies.
@@ -271,9 +271,7 @@ impl Session {
     /// The side that reads. All of its memory that holds data is mapped.
     pub(crate) fn reader(&self) -> Result<app::Reader<Mapped>, Errno> {
         let mut reader = app::Reader::new(Mapped, self.place).ok_or(libc::EIO)?;
-        if self.slot.urgent().is_some() && !self.is_datagrams() {
-            reader.heed_urgent(self.is_inline());
-        }
+        self.heed_urgent(&mut reader);
         let there: usize = reader.spans().map(|span| span.len()).sum();
         if there < reader.available() {
             link::map_all();
@@ -281,8 +279,15 @@ impl Session {
         Ok(reader)
     }
 
+    /// Makes reads stop at the urgent byte, if there is one.
+    pub(crate) fn heed_urgent(&self, reader: &mut app::Reader<Mapped>) {
+        if self.slot.urgent().is_some() && !self.is_datagrams() {
+            reader.heed_urgent(self.is_inline());
+        }
+    }
+
     /// Whether urgent data stays in the stream (`SO_OOBINLINE`).
-    fn is_inline(&self) -> bool {
+    pub(crate) fn is_inline(&self) -> bool {
         let inline = stream_options::get(&self.slot.kept, libc::SOL_SOCKET, libc::SO_OOBINLINE);
         inline.is_some_and(|on| on != 0)
     }

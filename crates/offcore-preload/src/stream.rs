@@ -9,6 +9,7 @@ use offcore_session::slot::{flags, state, wish};
 use crate::lock::Held;
 use crate::session::Session;
 use crate::sys::{self, Errno};
+use crate::urgent;
 use crate::vectors::Buffers;
 
 /// Bytes read after which the stack is told: the peer may send as many more.
@@ -24,7 +25,8 @@ const FILE_CHUNK: usize = 256 << 10;
 /// The buffers are the program's to be written.
 pub(crate) unsafe fn receive(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<usize, Errno> {
     if how & libc::MSG_OOB != 0 {
-        return Err(libc::EINVAL);
+        // SAFETY: the caller's promise.
+        return unsafe { urgent::receive(session, buffers, how) };
     }
     if how & libc::MSG_ERRQUEUE != 0 {
         return Err(libc::EAGAIN);
@@ -48,7 +50,7 @@ pub(crate) unsafe fn receive(session: &Session, buffers: Buffers<'_>, how: c_int
         // SAFETY: the caller's promise.
         let (here, available) = unsafe { take(session, buffers, done, how) }?;
         done += here;
-        if done > 0 && done >= least || wanted == 0 && available {
+        if done > 0 && (done >= least || session.is_at_mark()) || wanted == 0 && available {
             return Ok(done);
         }
         if is_over || is_ended || session.wants(wish::NO_READ) {
@@ -96,14 +98,18 @@ unsafe fn take(
             // SAFETY: the caller's promise.
             unsafe { buffers.fill(skip, reader.spans()) }
         };
-        // What a signal handler has read in between is gone from here.
-        if how & libc::MSG_PEEK != 0 || len == 0 || reader.consume_alone(len) {
+        // A read that finds nothing else passes the urgent byte.
+        let passes = available == 0 && reader.skips_urgent();
+        let consumes = how & libc::MSG_PEEK == 0 && len > 0 || passes;
+        // This fails if a signal handler has read in between.
+        if !consumes || reader.consume_alone(len) {
+            session.heed_urgent(&mut reader);
             break (reader, len, available);
         }
     };
     if how & libc::MSG_PEEK == 0 && len > 0 {
         tell_consumed(session, len);
-        session.settle(&reader, available - len);
+        session.settle(&reader, reader.available());
     } else if available == 0 {
         session.settle(&reader, 0);
     }
@@ -135,7 +141,7 @@ enum Source<'a> {
 /// # Safety
 /// The buffers are the program's to be read.
 pub(crate) unsafe fn send(session: &Session, buffers: Buffers<'_>, how: c_int) -> Result<usize, Errno> {
-    if how & (libc::MSG_ZEROCOPY | libc::MSG_OOB | libc::MSG_FASTOPEN) != 0 {
+    if how & (libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN) != 0 {
         return Err(libc::EOPNOTSUPP);
     }
     // SAFETY: the caller's promise.
@@ -169,7 +175,7 @@ unsafe fn send_from(session: &Session, source: Source<'_>, len: usize, how: c_in
         let mut ended = false;
         if is_open {
             // SAFETY: the caller's promise.
-            match unsafe { put(session, source, done, len, how & libc::MSG_MORE != 0) } {
+            match unsafe { put(session, source, done, len, how) } {
                 Ok(Put { done: here, end, interrupts }) => {
                     done += here;
                     ended = end;
@@ -236,8 +242,7 @@ struct Put {
     interrupts: bool,
 }
 
-/// Writes as many bytes as fit, from byte `skip` of `len` on. `more`: more data follows. Closes the gate if some do
-/// not fit.
+/// Writes as many bytes as fit, from byte `skip` of `len` on. Closes the gate if some do not fit.
 ///
 /// # Safety
 /// Buffers are the program's to be read.
@@ -246,7 +251,7 @@ unsafe fn put(
     source: Source<'_>,
     skip: usize,
     len: usize,
-    more: bool,
+    how: c_int,
 ) -> Result<Put, Errno> {
     let mut done = 0;
     let lock = Held::new(&session.slot.wishes.writing);
@@ -255,14 +260,14 @@ unsafe fn put(
     }
     loop {
         // SAFETY: the caller's promise.
-        let mut put = unsafe { put_once(session, &lock, source, skip + done, len, more) }?;
+        let mut put = unsafe { put_once(session, &lock, source, skip + done, len, how) }?;
         done += put.done;
         if skip + done < len && !put.end && !put.interrupts {
             session.close_gate();
             // As on Linux, a full buffer is sent although the socket is corked.
             session.slot.push();
             // SAFETY: the caller's promise.
-            put = unsafe { put_once(session, &lock, source, skip + done, len, more) }?;
+            put = unsafe { put_once(session, &lock, source, skip + done, len, how) }?;
             done += put.done;
         }
         // With some more room there may be still more: the gate may have been opened for that.
@@ -285,7 +290,7 @@ unsafe fn put_once(
     source: Source<'_>,
     skip: usize,
     len: usize,
-    more: bool,
+    how: c_int,
 ) -> Result<Put, Errno> {
     let (least, most, _signals) = match source {
         // What several threads write in short calls is not mixed.
@@ -310,8 +315,13 @@ unsafe fn put_once(
     if done < claim.len() {
         turn.cut(claim, done);
     }
-    if more {
-        session.slot.expect_more(claim.from()..claim.from() + done as u64);
+    let end_of_claim = claim.from() + done as u64;
+    if how & libc::MSG_MORE != 0 {
+        session.slot.expect_more(claim.from()..end_of_claim);
+    }
+    if how & libc::MSG_OOB != 0 && skip + done == len {
+        // The last byte is the urgent one.
+        session.slot.urge(end_of_claim);
     }
     match end {
         Err(error) if done == 0 => Err(error),
@@ -374,6 +384,9 @@ pub(crate) fn splice_out(session: &Session, to: c_int, len: usize, wait: bool) -
         let _moving = Moving::new(&wishes.moving);
         let mut reader = session.reader()?;
         let Some(span) = reader.spans().next() else {
+            if reader.skips_urgent() {
+                reader.consume(0);
+            }
             if session.is_over() || session.slot.flags() & flags::ENDED != 0 {
                 return Ok(nothing);
             }

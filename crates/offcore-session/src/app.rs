@@ -106,6 +106,8 @@ pub struct Reader<M> {
     head: u64,
     /// The urgent byte at which reads stop.
     mark: Option<u64>,
+    /// 1 if the next byte is the urgent one, and is not of the stream.
+    hole: u64,
 }
 
 impl<M: Segments> Reader<M> {
@@ -113,7 +115,7 @@ impl<M: Segments> Reader<M> {
     /// not in the memory.
     pub fn new(memory: M, slot: Place) -> Option<Self> {
         let head = memory.slot(slot)?.rx.index();
-        Some(Self { memory, slot, head, mark: None })
+        Some(Self { memory, slot, head, mark: None, hole: 0 })
     }
 
     /// The slot, for its state and flags.
@@ -124,9 +126,23 @@ impl<M: Segments> Reader<M> {
     /// Makes reads stop at the urgent byte, and skip it unless it is `inline`, as TCP sockets do.
     pub fn heed_urgent(&mut self, inline: bool) {
         self.mark = self.slot().and_then(Slot::urgent);
+        self.hole = 0;
         if self.mark == Some(self.head) && !inline && self.available() > 0 {
-            self.consume_alone(1);
+            self.hole = 1;
         }
+    }
+
+    /// Whether reads skip an urgent byte, which even a read of no bytes consumes.
+    pub fn skips_urgent(&self) -> bool {
+        self.hole > 0
+    }
+
+    /// The byte at a position, if it has arrived.
+    pub fn byte(&self, position: u64) -> Option<u8> {
+        let slot = self.slot().filter(|slot| position < slot.rx.edge())?;
+        let span = Spans::new(&self.memory, &slot.rx, position, 1).next()?;
+        // SAFETY: a byte of a span, which is mapped.
+        Some(unsafe { span.address.as_ptr().read_volatile() })
     }
 
     /// Whether the next byte is the urgent one.
@@ -137,9 +153,10 @@ impl<M: Segments> Reader<M> {
     /// How many bytes there are to be read.
     #[inline]
     pub fn available(&self) -> usize {
-        let all = self.slot().map_or(0, |slot| between(self.head, slot.rx.edge()));
+        let from = self.head.wrapping_add(self.hole);
+        let all = self.slot().map_or(0, |slot| between(from, slot.rx.edge()));
         match self.mark {
-            Some(mark) if mark > self.head => all.min(between(self.head, mark)),
+            Some(mark) if mark > from => all.min(between(from, mark)),
             _ => all,
         }
     }
@@ -148,14 +165,15 @@ impl<M: Segments> Reader<M> {
     #[inline]
     pub fn spans(&self) -> Spans<'_, M> {
         let Some(slot) = self.slot() else { return Spans::none(&self.memory) };
-        Spans::new(&self.memory, &slot.rx, self.head, self.available())
+        Spans::new(&self.memory, &slot.rx, self.head.wrapping_add(self.hole), self.available())
     }
 
     /// Gives the `n` oldest bytes back to the stack, at most those that there are.
     #[inline]
     pub fn consume(&mut self, n: usize) {
         // What was stored in the slot may be nonsense: it may wrap, but not panic.
-        self.head = self.head.wrapping_add(n.min(self.available()) as u64);
+        self.head = self.head_behind(n);
+        self.hole = 0;
         if let Some(slot) = self.slot() {
             slot.rx.set_index(self.head);
         }
@@ -165,18 +183,22 @@ impl<M: Segments> Reader<M> {
     /// has, and nothing was consumed.
     #[inline]
     pub fn consume_alone(&mut self, n: usize) -> bool {
-        let head = self.head.wrapping_add(n.min(self.available()) as u64);
+        let head = self.head_behind(n);
         let alone = self.slot().is_some_and(|slot| slot.rx.move_index(self.head, head));
         if alone {
-            self.head = head;
+            (self.head, self.hole) = (head, 0);
         }
         alone
+    }
+
+    fn head_behind(&self, n: usize) -> u64 {
+        self.head.wrapping_add(self.hole).wrapping_add(n.min(self.available()) as u64)
     }
 
     /// Copies bytes out and consumes them. Returns how many: fewer than asked for only when there are no more.
     pub fn read(&mut self, to: &mut [u8]) -> usize {
         let done = self.peek(to);
-        if done > 0 {
+        if done > 0 || self.skips_urgent() {
             self.consume(done);
         }
         done
@@ -377,6 +399,37 @@ mod tests {
             all.push(bytes[..read].to_vec());
         }
         all
+    }
+
+    #[test]
+    fn urgent_byte_is_read_out_of_band_once() {
+        let mut arena = Arena::new(1 << 20).unwrap();
+        let place = arena.take_slot().unwrap();
+        let mut rx = Fifo::<Rx>::new(place);
+        assert!(rx.cover(&mut arena, 0, 2));
+        rx.mark_urgent(&arena, 1);
+        for (address, len) in rx.pieces(&arena, 0, 2) {
+            // SAFETY: the piece is covered and not committed.
+            unsafe { address.as_ptr().copy_from_nonoverlapping(b"a!".as_ptr(), len) };
+        }
+        rx.commit(&arena, 1);
+        let memory = Arc::clone(arena.memory());
+        let slot = memory.slot(place).unwrap();
+        let mut reader = Reader::new(&*memory, place).unwrap();
+        assert_eq!((slot.unread_urgent(), slot.has_urgent(), reader.byte(1)), (Some(1), false, None));
+        rx.commit(&arena, 2);
+        assert_eq!((slot.has_urgent(), reader.byte(1)), (true, Some(b'!')));
+        reader.heed_urgent(false);
+        assert_eq!(reader.read(&mut [0; 9]), 1);
+        assert!(slot.has_urgent() && reader.is_at_mark());
+        slot.take_urgent(1);
+        assert!(!slot.has_urgent() && reader.is_at_mark());
+        // A peek leaves the mark, and a read passes it.
+        reader.heed_urgent(false);
+        assert_eq!(reader.peek(&mut [0; 9]), 0);
+        assert!(reader.is_at_mark());
+        assert_eq!(reader.read(&mut [0; 9]), 0);
+        assert!(!reader.is_at_mark());
     }
 
     #[test]

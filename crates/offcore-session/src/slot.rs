@@ -34,6 +34,7 @@
 //! | 96 | 8 | application | `held_to`: transmit: short segments wait until more than this is written |
 //! | 104 | 8 | application | `wanted`: transmit: the position up to which the application wants to write |
 //! | 112 | 4 | application | `asks`: transmit: the number of times that `wanted` was stored |
+//! | 120 | 8 | application | `urgent_end`: the position after an urgent byte: transmit: the newest; receive: the last read by `MSG_OOB` |
 //!
 //! **Order.** The stack stores `p0`, `small`, `table` and the table's entries, and then `edge` or `limit` with release
 //! ordering. The application loads `edge` or `limit` with acquire ordering, and the others only when that shows that
@@ -255,7 +256,8 @@ pub(crate) struct Half {
     held_to: AtomicU64,
     wanted: AtomicU64,
     asks: AtomicU32,
-    app_rest: [AtomicU32; 3],
+    app_rest: [AtomicU32; 1],
+    urgent_end: AtomicU64,
 }
 
 // Loom's atomics are larger than what they stand for.
@@ -274,6 +276,7 @@ const _: () = {
     assert!(offset_of!(Half, claims) == 80);
     assert!(offset_of!(Half, held_from) == 88 && offset_of!(Half, held_to) == 96);
     assert!(offset_of!(Half, wanted) == 104 && offset_of!(Half, asks) == 112);
+    assert!(offset_of!(Half, urgent_end) == 120);
     assert!(offset_of!(Half, buffer) == 32 && offset_of!(Half, answered) == 40);
 };
 
@@ -392,6 +395,28 @@ impl Slot {
         self.rx.urgent.load(Ordering::Acquire).checked_sub(1)
     }
 
+    /// The position of an urgent byte that was neither read nor passed by a read. It may still have to arrive.
+    pub fn unread_urgent(&self) -> Option<u64> {
+        let end = self.rx.urgent.load(Ordering::Acquire);
+        let read = self.rx.urgent_end.load(Ordering::Relaxed) == end || self.rx.index() >= end;
+        end.checked_sub(1).filter(|_| !read)
+    }
+
+    /// Whether such a byte has arrived.
+    pub fn has_urgent(&self) -> bool {
+        self.unread_urgent().is_some_and(|position| position < self.rx.edge())
+    }
+
+    /// The application has read the urgent byte with `MSG_OOB`.
+    pub fn take_urgent(&self, position: u64) {
+        self.rx.urgent_end.store(position.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// The application makes the byte before `end` urgent, and stores the index afterwards.
+    pub fn urge(&self, end: u64) {
+        self.tx.urgent_end.store(end, Ordering::Relaxed);
+    }
+
     /// Makes it the slot of a new session: nothing in either direction, no blocks.
     pub(crate) fn reset(&self) {
         self.kept.inherit(&Kept::default());
@@ -410,7 +435,8 @@ impl Slot {
 impl Half {
     fn reset(&self) {
         let words = [&self.edge, &self.limit, &self.buffer, &self.index, &self.claims, &self.wanted];
-        for word in words.into_iter().chain([&self.held_from, &self.held_to, &self.urgent]) {
+        for word in words.into_iter().chain([&self.held_from, &self.held_to, &self.urgent, &self.urgent_end])
+        {
             word.store(0, Ordering::Relaxed);
         }
         let words = [&self.answered, &self.mtu, &self.undelivered, &self.writing, &self.gap, &self.asks];
@@ -468,6 +494,12 @@ impl Half {
             self.held_from.store(from, Ordering::Relaxed);
         }
         self.held_to.store(to, Ordering::Release);
+    }
+
+    /// The position after the newest urgent byte that the application has written: not checked.
+    #[inline]
+    pub(crate) fn urgent_end(&self) -> u64 {
+        self.urgent_end.load(Ordering::Relaxed)
     }
 
     /// The stack stores the position of an urgent byte, and commits the byte afterwards.

@@ -102,7 +102,7 @@ fn stdio() {
 
 #[test]
 fn stream() {
-    same_twice("stream", 140);
+    same_twice("stream", 216);
 }
 
 #[test]

@@ -216,6 +216,7 @@ unsafe fn message(session: &Session, header: &mut msghdr, how: c_int) -> Result<
         // SAFETY: the caller's promise.
         let received = unsafe { stream::receive(session, buffers, how) }?;
         (header.msg_namelen, header.msg_controllen) = (0, 0);
+        header.msg_flags = how & libc::MSG_OOB;
         return Ok(received);
     }
     if how & libc::MSG_ERRQUEUE != 0 {

@@ -79,6 +79,12 @@ impl Fifo<Tx> {
         Ok((tail, held))
     }
 
+    /// The position after the newest urgent byte; 0 without one. The caller has read [`Fifo::written`] before.
+    #[inline]
+    pub fn urgent_end(&self, arena: &Arena) -> u64 {
+        self.half(arena).urgent_end().min(self.edge)
+    }
+
     /// The bytes below `upto` are acknowledged and no longer needed: frees their blocks and shows it. `upto` is at most
     /// what [`Fifo::written`] returned, and never goes back.
     #[inline]

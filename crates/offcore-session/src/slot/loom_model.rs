@@ -28,6 +28,7 @@ impl Half {
             held_to: AtomicU64::new(0),
             wanted: AtomicU64::new(0),
             asks: AtomicU32::new(0),
+            urgent_end: AtomicU64::new(0),
             app_rest: std::array::from_fn(|_| AtomicU32::new(0)),
         };
         half.reset();

@@ -144,6 +144,7 @@ impl Conn {
     pub(super) fn written(&mut self, arena: &mut Arena, config: &Config) -> Result<(), Misuse> {
         let (written, held) = self.tx.written_and_held(arena)?;
         self.tcb.sender.written(written, &held);
+        self.tcb.sender.urge(self.tx.urgent_end(arena));
         self.grant_asked(arena, config);
         Ok(())
     }

@@ -53,6 +53,12 @@ impl Stack {
             tcb.sender.recovery.cwr_sent();
             flags = flags | TcpFlags::CWR;
         }
+        // Segments that a port cuts would all have the same pointer.
+        let is_cut = plan.len > u32::from(tcb.sender.mss());
+        let urgent = tcb.sender.urgent_pointer(plan.pos).filter(|_| !is_cut);
+        if urgent.is_some() {
+            flags = flags | TcpFlags::URG;
+        }
         let (ack, window) = tcb.receiver.acknowledge();
         let varying = TcpVarying {
             src_mac,
@@ -62,6 +68,7 @@ impl Stack {
             ack,
             flags,
             window,
+            urgent: urgent.unwrap_or(0),
             timestamps: tcb.timestamps(now).unwrap_or(Timestamps { value: 0, echo: 0 }),
             payload_len: plan.len as usize,
             payload,

@@ -64,6 +64,8 @@ pub(crate) struct Sender {
     corked: bool,
     /// The end of the last sent short segment (Minshall).
     short: u64,
+    /// The position after the newest urgent byte; 0 without one.
+    urgent: u64,
     /// The application has ended its stream.
     closing: bool,
     fin_planned: bool,
@@ -100,6 +102,7 @@ impl Sender {
             held_from: NOWHERE,
             corked: false,
             short: 0,
+            urgent: 0,
             closing: false,
             fin_planned: false,
             no_delay: false,
@@ -228,6 +231,26 @@ impl Sender {
         self.written = self.written.max(position);
     }
 
+    /// The byte before position `end` is urgent.
+    pub(crate) fn urge(&mut self, end: u64) {
+        self.urgent = end;
+    }
+
+    /// The urgent pointer of a segment at `position`, if it has one.
+    #[inline]
+    pub(crate) fn urgent_pointer(&self, position: u64) -> Option<u16> {
+        self.urgent
+            .checked_sub(position)
+            .and_then(|pointer| pointer.try_into().ok())
+            .filter(|pointer| *pointer > 0)
+    }
+
+    /// Whether the peer lacks the urgent byte.
+    #[inline]
+    fn is_urgent(&self) -> bool {
+        self.urgent > self.una()
+    }
+
     /// The application has ended its stream.
     pub(crate) fn close(&mut self) {
         (self.closing, self.held_from) = (true, NOWHERE);
@@ -321,7 +344,8 @@ impl Sender {
     /// What is to be sent next, in packets of at most `at_most` bytes; when nothing can be sent now, none.
     #[inline]
     pub(crate) fn plan(&mut self, now: u64, at_most: u32) -> Option<Next> {
-        let at_most = at_most.max(self.mss.into());
+        // A port that segments repeats the urgent pointer.
+        let at_most = if self.is_urgent() { self.mss.into() } else { at_most.max(self.mss.into()) };
         if let Some(range) = self.recovery.next_lost(at_most) {
             return Some(self.again(range));
         }
@@ -399,7 +423,8 @@ impl Sender {
     /// acknowledged.
     #[inline]
     fn may_end(&self, at: u64, len: u64) -> u64 {
-        let waits = !self.no_delay && self.short > self.una() && self.short <= self.next();
+        let waits =
+            !self.no_delay && !self.is_urgent() && self.short > self.una() && self.short <= self.next();
         if waits { 0 } else { len.min(self.held_from.saturating_sub(at)) }
     }
 

@@ -29,6 +29,8 @@ pub struct TcpVarying {
     pub ack: u32,
     pub flags: TcpFlags,
     pub window: u16,
+    /// The urgent pointer; counts only with [`TcpFlags::URG`].
+    pub urgent: u16,
     /// Of a connection that has them.
     pub timestamps: Timestamps,
     /// Bytes of payload: with the headers at most what an IP packet has.
@@ -119,6 +121,7 @@ impl TcpTemplate {
             ack: 0,
             flags: TcpFlags(0),
             window: 0,
+            urgent: 0,
             timestamps: Timestamps { value: 0, echo: 0 },
             payload_len: 0,
             payload: None,
@@ -181,8 +184,10 @@ impl TcpTemplate {
         put(to, tcp + tcp::field::ACK, v.ack.to_be_bytes());
         to[tcp + tcp::field::FLAGS] = v.flags.0;
         put(to, tcp + tcp::field::WINDOW, v.window.to_be_bytes());
+        put(to, tcp + tcp::field::URGENT, v.urgent.to_be_bytes());
         // Of the fields: reading back what has just been written would wait for the stores.
         let mut words = u64::from(v.seq) + u64::from(v.ack) + u64::from(v.flags.0) + u64::from(v.window);
+        words += u64::from(v.urgent);
         if TCP == TIMED {
             put(to, tcp + VALUE, v.timestamps.value.to_be_bytes());
             put(to, tcp + ECHO, v.timestamps.echo.to_be_bytes());
@@ -251,8 +256,8 @@ mod tests {
         };
         let segment = &mut rest[ip_len..];
         let (fixed, rest) = segment.split_first_chunk_mut().unwrap();
-        let TcpVarying { seq, ack, flags, window, .. } = *v;
-        let header = TcpHeader { src_port: 40_000, dst_port: 80, seq, ack, flags, window, urgent: 0 };
+        let TcpVarying { seq, ack, flags, window, urgent, .. } = *v;
+        let header = TcpHeader { src_port: 40_000, dst_port: 80, seq, ack, flags, window, urgent };
         header.write(fixed, options.len());
         options.write(rest);
         let field = match v.payload {
@@ -283,6 +288,7 @@ mod tests {
             ack: number(),
             flags: TcpFlags(number() as u8),
             window: number() as u16,
+            urgent: number() as u16,
             timestamps: Timestamps { value: number(), echo: number() },
             payload_len: number() as usize % 60_000,
             payload: (!seed.is_multiple_of(3)).then(|| Sum::from(number() as u16)),

@@ -81,7 +81,7 @@ impl Serve {
         let conn = session.conn().ok_or(Errno::BADF)?;
         if let Some(to) = question.remote.filter(|_| question.value > 0) {
             calls.stack.datagram_too_long_to_send(conn, to, question.value);
-            self.with_datagrams(conn, |session, slot, counts| session.look_for_errors(slot, counts));
+            self.with_datagrams(conn, |session, slot, counts| session.alarm(slot, counts));
             return self.named(app, question.number);
         }
         let (error, next) = calls.stack.take_undelivered(conn).ok_or(Errno::AGAIN)?;

@@ -227,7 +227,7 @@ impl Session {
             self.ended = calls.stack.shutdown(calls.now, conn, calls.out).is_ok();
         }
         let unread = calls.stack.unread(conn) > 0 && !self.waits_for_more(slot, calls);
-        self.look_for_errors(slot, counts);
+        self.alarm(slot, counts);
         if unread {
             self.announce(slot, counts);
         }
@@ -277,12 +277,12 @@ impl Session {
     /// What a datagram socket has sent was not delivered: the application is told once.
     pub(super) fn failed(&mut self, slot: &Slot, errno: u16, counts: &mut ServeCounts) {
         slot.identity.fail(errno.into());
-        self.look_for_errors(slot, counts);
+        self.alarm(slot, counts);
     }
 
-    /// Shows an error of a datagram socket by `poll`, and wakes blocking calls that return it.
-    pub(super) fn look_for_errors(&mut self, slot: &Slot, counts: &mut ServeCounts) {
-        if !self.has_failed(slot) {
+    /// Shows an error or an urgent byte by `poll`, and wakes blocking calls.
+    pub(super) fn alarm(&mut self, slot: &Slot, counts: &mut ServeCounts) {
+        if !self.is_urgent(slot) {
             return;
         }
         if slot.wake.alarm() {
@@ -293,9 +293,13 @@ impl Session {
         }
     }
 
-    /// Whether a datagram socket has an error that the application has not heard of.
-    fn has_failed(&self, slot: &Slot) -> bool {
-        matches!(self.what, What::Datagrams(_)) && slot.has_errors()
+    /// Whether there is an error of a datagram socket, or an urgent byte of a stream, that the application has not read.
+    fn is_urgent(&self, slot: &Slot) -> bool {
+        match self.what {
+            What::Datagrams(_) => slot.has_errors(),
+            What::Stream(_) => slot.has_urgent(),
+            _ => false,
+        }
     }
 
     /// Whether the received data is less than `SO_RCVLOWAT`.
@@ -318,11 +322,11 @@ impl Session {
     /// left nothing to read, perhaps: what comes later would be told to nobody.
     pub(super) fn announce_again(&mut self, slot: &Slot, calls: &Calls<'_>, counts: &mut ServeCounts) {
         let unread = self.conn().is_some_and(|conn| calls.stack.unread(conn) > 0);
-        if unread || self.has_failed(slot) || slot.wake.is_announced() {
+        if unread || self.is_urgent(slot) || slot.wake.is_announced() {
             slot.wake.announce();
             // Who leaves data in the next read takes more than one byte, so that there is room for others.
             slot.wishes.leftover.fetch_max(TOKENS, Ordering::AcqRel);
-            let put = if self.has_failed(slot) { pair::put_alarm } else { pair::put_token };
+            let put = if self.is_urgent(slot) { pair::put_alarm } else { pair::put_token };
             self.put(put, counts);
         }
     }

@@ -116,8 +116,11 @@ impl Serve {
                 return true;
             }
             let Some((session, slot)) = application.both(number) else { return false };
-            if std::mem::take(&mut session.queued) && !session.waits_for_more(slot, calls) {
-                session.announce(slot, counts);
+            if std::mem::take(&mut session.queued) {
+                session.alarm(slot, counts);
+                if !session.waits_for_more(slot, calls) {
+                    session.announce(slot, counts);
+                }
                 let ticks = session.take_long();
                 // Who is woken up on this core may just have had it.
                 let taken = if ticks > 0 { waking.taken(ticks) } else { 0 };
