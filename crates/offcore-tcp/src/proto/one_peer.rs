@@ -35,6 +35,7 @@ impl Stack {
     /// [`source_to`](Self::source_to).
     pub fn connect_datagrams(
         &mut self,
+        now: u64,
         socket: ConnId,
         peer: Option<SocketAddr>,
     ) -> Result<Option<IpAddr>, CallError> {
@@ -56,7 +57,7 @@ impl Stack {
             None => None,
         };
         self.udp.set_peer(socket, new);
-        self.tell_mtu(0, socket);
+        self.tell_mtu(now, socket);
         Ok(new.map_or(bound, |new| Some(new.source)))
     }
 }

@@ -218,7 +218,7 @@ pub(super) struct Sockets {
     slots: Vec<Numbered>,
     free: Vec<u32>,
     /// Sockets without a peer by address and port, and connected ones by both ends: the newest is last.
-    by_address: HashMap<(Option<IpAddr>, u16), Vec<u32>>,
+    by_address: HashMap<(Option<IpAddr>, u16), Group>,
     by_peer: HashMap<(IpAddr, u16, SocketAddr), Vec<u32>>,
     by_port: HashMap<u16, Vec<u32>>,
     /// Those that may have something to send.
@@ -281,14 +281,11 @@ impl Sockets {
             return Some(self.id(*newest));
         }
         let at = |address| self.by_address.get(&(address, port));
-        let all = at(Some(to)).or_else(|| at(Some(any_like(to)))).or_else(|| at(None))?;
-        let shares = |index: &&u32| self.at(**index).is_some_and(|socket| socket.reuse.port);
+        let Group { all, sharing } = at(Some(to)).or_else(|| at(Some(any_like(to)))).or_else(|| at(None))?;
         let newest = all.last()?;
-        if all.len() == 1 || !shares(&newest) {
-            return Some(self.id(*newest));
-        }
-        let count = all.iter().filter(shares).count();
-        all.iter().filter(shares).nth(choose(count)).map(|index| self.id(*index))
+        let shares = sharing.len() > 1 && sharing.last() == Some(newest);
+        let index = if shares { sharing.get(choose(sharing.len()))? } else { newest };
+        Some(self.id(*index))
     }
 
     /// The sockets that receive a datagram to a group or a broadcast, the newest first: all at the port whose address and peer
@@ -335,7 +332,12 @@ impl Sockets {
         let (address, port) = (socket.address, socket.port);
         match socket.peer {
             Some(peer) => self.by_peer.entry((peer.source, port, peer.address)).or_default().push(index),
-            None => self.by_address.entry((address, port)).or_default().push(index),
+            None => {
+                let shares = socket.reuse.port;
+                let Group { all, sharing } = self.by_address.entry((address, port)).or_default();
+                all.push(index);
+                sharing.extend(shares.then_some(index));
+            }
         }
     }
 
@@ -345,7 +347,14 @@ impl Sockets {
         let (address, port) = (socket.address, socket.port);
         match socket.peer {
             Some(peer) => remove(&mut self.by_peer, &(peer.source, port, peer.address), index),
-            None => remove(&mut self.by_address, &(address, port), index),
+            None => {
+                let Some(Group { all, sharing }) = self.by_address.get_mut(&(address, port)) else { return };
+                all.retain(|other| *other != index);
+                sharing.retain(|other| *other != index);
+                if all.is_empty() {
+                    self.by_address.remove(&(address, port));
+                }
+            }
         }
     }
 
@@ -461,6 +470,13 @@ impl Sockets {
         self.fragmented += 1;
         self.fragmented
     }
+}
+
+/// Sockets without a peer at one address and port: all of them, and the `SO_REUSEPORT` group. The newest is last.
+#[derive(Debug, Default)]
+struct Group {
+    all: Vec<u32>,
+    sharing: Vec<u32>,
 }
 
 fn remove<K: std::hash::Hash + Eq>(all: &mut HashMap<K, Vec<u32>>, key: &K, index: u32) {

@@ -470,7 +470,8 @@ impl Stack {
             return None;
         }
         if let Some(wanted) = wanted {
-            if !self.net.has(wanted) || wanted.is_ipv4() != to.is_ipv4() {
+            // A tentative address is no source (RFC 4862, 5.4).
+            if !self.net.owns(wanted) || wanted.is_ipv4() != to.is_ipv4() {
                 return None;
             }
             way.source = wanted;

@@ -43,7 +43,7 @@ fn each_socket_gets_a_copy() {
             Socket::open(end, None, SHARED, ADDRESS).unwrap(),
         ];
         let peer = SocketAddr::new(addresses(1)[usize::from(group.contains(':'))], PORT);
-        end.path.call().0.connect_datagrams(others[2].id, Some(peer)).unwrap();
+        end.path.call().0.connect_datagrams(1, others[2].id, Some(peer)).unwrap();
         send(&mut world, group, More::default());
         assert!(all.iter_mut().all(|socket| socket.taken().is_empty()), "no socket has joined {group}");
         joins(&mut world.ends[1], &all[1], group);

@@ -178,7 +178,7 @@ fn path_mtu_is_learned() {
 
         let socket = world.ends[0].socket;
         let peer = Some((to, NOBODY).into());
-        world.ends[0].path.call().0.connect_datagrams(socket, peer).unwrap();
+        world.ends[0].path.call().0.connect_datagrams(1, socket, peer).unwrap();
         let error = too_long(&mut world, to, 1300);
         world.ends[0].events.clear();
         let now = world.now;
@@ -197,7 +197,7 @@ fn path_mtu_is_learned() {
             assert_eq!(world.ends[0].events, [failed], "{path_mtu:?}");
         }
         // Another socket uses the same path.
-        world.ends[0].path.call().0.connect_datagrams(socket, None).unwrap();
+        world.ends[0].path.call().0.connect_datagrams(1, socket, None).unwrap();
         let path = 1300 - headers;
         assert_eq!(count(&mut world, path, PathMtu::Do), 1);
         assert_eq!(count(&mut world, path + 1, PathMtu::Do), 0);
@@ -208,6 +208,26 @@ fn path_mtu_is_learned() {
         world.acquaint(to);
         assert_eq!(count(&mut world, whole, PathMtu::Do), 1, "the path MTU expires after ten minutes");
     }
+}
+
+#[test]
+fn expired_path_mtu_is_not_told() {
+    let to = addresses(2)[0];
+    let mut world = World::new(false);
+    world.acquaint(to);
+    let connect = |world: &mut World| {
+        let (now, socket) = (world.now, world.ends[0].socket);
+        world.ends[0].path.call().0.connect_datagrams(now, socket, Some((to, NOBODY).into())).unwrap();
+        world.ends[0].mtu()
+    };
+    assert_eq!(connect(&mut world), MTU as u32);
+    let error = too_long(&mut world, to, 1300);
+    let now = world.now;
+    world.ends[0].receive(now, &error);
+    world.run(|_, frame| vec![frame]);
+    assert_eq!(connect(&mut world), 1300);
+    world.now += 601_000_000;
+    assert_eq!(connect(&mut world), MTU as u32);
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use offcore_tcp::proto::{CallError, DropReason, Event};
-use offcore_wire::Sum;
+use offcore_tcp::proto::{CallError, DropReason, Event, IfaceConfig, Prefix};
+use offcore_wire::{MacAddr, Sum};
 
+use crate::sharing::{NONE, Socket};
 use crate::world::{PORT, World, addresses};
 
 /// A port at which nobody is.
@@ -14,7 +15,7 @@ const ECONNREFUSED: u16 = 111;
 
 fn connect(world: &mut World, host: usize, peer: Option<SocketAddr>) -> Result<Option<IpAddr>, CallError> {
     let end = &mut world.ends[host];
-    end.path.call().0.connect_datagrams(end.socket, peer)
+    end.path.call().0.connect_datagrams(1, end.socket, peer)
 }
 
 /// Errors that host 1's socket has heard of.
@@ -152,8 +153,31 @@ fn there_has_to_be_a_way_to_the_peer() {
     let (stack, out) = end.path.call();
     let bound = stack.open_datagrams(offcore_tcp::proto::AppId::OWN, Some(ours), 0).unwrap();
     let v6 = SocketAddr::new(addresses(2)[1], 7);
-    assert_eq!(stack.connect_datagrams(bound, Some(v6)), Err(CallError::NoRoute), "another family");
-    assert_eq!(stack.connect_datagrams(bound, None), Ok(Some(ours)));
+    assert_eq!(stack.connect_datagrams(1, bound, Some(v6)), Err(CallError::NoRoute), "another family");
+    assert_eq!(stack.connect_datagrams(1, bound, None), Ok(Some(ours)));
     stack.close(1, bound, out);
-    assert_eq!(stack.connect_datagrams(bound, None), Err(CallError::Gone));
+    assert_eq!(stack.connect_datagrams(1, bound, None), Err(CallError::Gone));
+}
+
+#[test]
+fn tentative_address_is_no_source() {
+    let mut world = World::new(false);
+    let to = addresses(2)[1];
+    world.acquaint(to);
+    let address: IpAddr = "2001:db8:1::5".parse().unwrap();
+    let (now, addresses) = (world.now, vec![Prefix { address, len: 64 }]);
+    let config = IfaceConfig { mac: MacAddr([2, 0, 0, 0, 9, 1]), mtu: 1500, addresses, routes: Vec::new() };
+    let (stack, out) = world.ends[0].path.call();
+    stack.add_iface(now, &config, out);
+    out.controls.clear();
+    let mut socket = Socket::open(&mut world.ends[0], Some("2001:db8:1::5"), 99, NONE).unwrap();
+    let mut sent = |world: &mut World| {
+        socket.send(&mut world.ends[0], (to, PORT).into());
+        world.run(|_, frame| vec![frame]);
+        world.ends[1].take().map(|(from, _)| from.ip())
+    };
+    assert_eq!(sent(&mut world), None);
+    world.now += 1_100_000;
+    world.run(|_, frame| vec![frame]);
+    assert_eq!(sent(&mut world), Some(address));
 }

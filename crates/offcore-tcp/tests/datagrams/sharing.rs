@@ -123,7 +123,7 @@ fn connected_sockets_keep_other_users_out() {
     let end = &mut world.ends[1];
     let connected = Socket::open(end, None, SHARED, NONE).unwrap();
     let peer = SocketAddr::new(addresses(1)[0], 9);
-    end.path.call().0.connect_datagrams(connected.id, Some(peer)).unwrap();
+    end.path.call().0.connect_datagrams(1, connected.id, Some(peer)).unwrap();
     // Only the user of the socket may rely on its connection, which can change.
     assert_eq!(Socket::open(end, Some("::"), SHARED, STRANGER).err(), Some(CallError::InUse));
     assert!(Socket::open(end, Some("::"), SHARED, NONE).is_ok());
@@ -143,7 +143,7 @@ fn closest_match_receives() {
     assert_eq!([older.taken().len(), newer.taken().len()], [0, 1], "the newest of one address");
     let peer = SocketAddr::new(addresses(1)[0], world.port_of(0, near.id));
     let connect = |world: &mut World, socket: &Socket, peer| {
-        world.ends[1].path.call().0.connect_datagrams(socket.id, peer)
+        world.ends[1].path.call().0.connect_datagrams(1, socket.id, peer)
     };
     assert_eq!(connect(&mut world, &all, Some(peer)), Ok(Some(to)));
     send(&mut world, &mut near, &[to]);
@@ -183,7 +183,7 @@ fn connected_socket_frees_its_port() {
         send(&mut world, client, &[to]);
         let [peer] = waiting.taken()[..] else { panic!("one has come") };
         let (stack, _) = world.ends[1].path.call();
-        stack.connect_datagrams(waiting.id, Some(peer)).unwrap();
+        stack.connect_datagrams(1, waiting.id, Some(peer)).unwrap();
         servers.push(waiting);
         waiting = Socket::open(&mut world.ends[1], None, SHARED, ADDRESS).unwrap();
     }

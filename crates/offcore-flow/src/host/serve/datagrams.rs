@@ -35,7 +35,7 @@ impl Serve {
         let opened = calls.stack.open_reused_datagrams(application.id, address, port, reuse);
         let conn = opened.map_err(errno)?;
         let source = match peer {
-            Some(_) => calls.stack.connect_datagrams(conn, peer).map_err(errno),
+            Some(_) => calls.stack.connect_datagrams(calls.now, conn, peer).map_err(errno),
             None => Ok(None),
         };
         let place = calls.stack.slot(conn).ok_or(Errno::NOBUFS);
@@ -61,7 +61,7 @@ impl Serve {
         calls: &mut Calls<'_>,
     ) -> Result<Reply, Errno> {
         let peer = question.remote;
-        let source = calls.stack.connect_datagrams(conn, peer).map_err(errno)?;
+        let source = calls.stack.connect_datagrams(calls.now, conn, peer).map_err(errno)?;
         let port = calls.stack.datagram_address(conn).map_or(0, |(_, port)| port);
         let any = question.local.map(|local| local.ip()).filter(IpAddr::is_unspecified);
         let local = source.or(any).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
