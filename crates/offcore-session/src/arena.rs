@@ -37,7 +37,7 @@ const NAME: &str = "offcore-session";
 /// Most bytes of an arena: places are 32 bits.
 const LARGEST: usize = 1 << 40;
 /// Small blocks in a large one.
-const SMALLS: u32 = (LARGE / SMALL) as u32;
+pub(crate) const SMALLS: u32 = (LARGE / SMALL) as u32;
 /// Slots in a small block.
 const SLOTS: u32 = (SMALL / SLOT) as u32;
 /// Tables in a small block, and units of 512 bytes in a table.
@@ -105,6 +105,8 @@ pub struct Arena {
     large: Vec<u32>,
     /// Large blocks that only [`Share::Reserved`] takes: as many of the last ones that are free.
     reserve: usize,
+    /// Small blocks that receive windows promise. Only [`Share::Reserved`] takes them.
+    promised: usize,
     /// Large blocks that are cut into small ones, by number.
     blocks: Cuts,
     /// Small blocks that are cut into slots or tables, by page.
@@ -144,6 +146,7 @@ impl Arena {
             pages_of,
             large: Vec::new(),
             reserve: 0,
+            promised: 0,
             blocks: Cuts::default(),
             pages: Cuts::default(),
             small: List::new(SMALLS),
@@ -201,6 +204,24 @@ impl Arena {
     /// that are free, and the first ones that are given back.
     pub fn reserve(&mut self, blocks: usize) {
         self.reserve = blocks;
+    }
+
+    /// Replaces the promise of a receive window, `before`, by `now` small blocks. Others do not get promised blocks.
+    #[inline]
+    pub fn promise(&mut self, before: u32, now: u32) {
+        self.promised = (self.promised + now as usize).saturating_sub(before as usize);
+    }
+
+    /// Large blocks that are promised.
+    #[inline]
+    pub fn promised(&self) -> usize {
+        self.promised.div_ceil(SMALLS as usize)
+    }
+
+    /// Large blocks that are free, and neither promised nor of the reserve.
+    #[inline]
+    pub fn spare(&self) -> usize {
+        self.left(Share::Common)
     }
 
     /// How much is free.
@@ -272,10 +293,10 @@ impl Arena {
         self.large.push(block.page() / SMALLS);
     }
 
-    /// A session's slot: nothing in either direction.
+    /// A session's slot: nothing in either direction. It may be of the reserve.
     pub fn take_slot(&mut self) -> Option<Place> {
         if self.slots.is_empty() {
-            let block = self.small_of(Share::Common)?;
+            let block = self.small_of(Share::Reserved)?;
             self.pages.cut(&mut self.slots, block.page(), 0);
         }
         let (page, part) = self.pages.take(&mut self.slots)?;
@@ -355,7 +376,7 @@ impl Arena {
 
     fn kept(&self, share: Share) -> usize {
         match share {
-            Share::Common => self.reserve,
+            Share::Common => self.reserve + self.promised(),
             Share::Reserved => 0,
         }
     }

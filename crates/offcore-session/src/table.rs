@@ -20,6 +20,8 @@ pub(crate) struct Table {
     pub(crate) place: Place,
     /// Entries that have a block.
     pub(crate) blocks: u32,
+    /// The number of blocks that are released and held.
+    dying: u32,
     /// Copies in flight, over all blocks.
     pub(crate) held: u32,
     entries: [Entry; TABLE],
@@ -47,6 +49,12 @@ impl Table {
         self.entries[at].block
     }
 
+    /// How many blocks are not released.
+    #[inline(always)]
+    pub(crate) fn kept(&self) -> u32 {
+        self.blocks - self.dying
+    }
+
     /// Puts a block into the empty entry `at`.
     pub(crate) fn put(&mut self, at: usize, block: Block) {
         debug_assert!(self.entries[at].block.is_none());
@@ -69,7 +77,11 @@ impl Table {
         debug_assert!(entry.holds & !DYING > 0, "entry {at} is not held");
         entry.holds -= 1;
         self.held -= 1;
-        if entry.holds == DYING { self.remove(at) } else { None }
+        if entry.holds != DYING {
+            return None;
+        }
+        self.dying -= 1;
+        self.remove(at)
     }
 
     /// The block of entry `at` is no longer wanted. Returns it when it is to be freed now, and not with its last copy.
@@ -79,7 +91,10 @@ impl Table {
         if entry.holds == 0 {
             return self.remove(at);
         }
-        entry.holds |= DYING;
+        if entry.holds & DYING == 0 {
+            entry.holds |= DYING;
+            self.dying += 1;
+        }
         None
     }
 
@@ -104,7 +119,9 @@ impl Spare {
                 table.place = place;
                 table
             }
-            None => Box::new(Table { place, blocks: 0, held: 0, entries: [Entry::default(); TABLE] }),
+            None => {
+                Box::new(Table { place, blocks: 0, dying: 0, held: 0, entries: [Entry::default(); TABLE] })
+            }
         }
     }
 

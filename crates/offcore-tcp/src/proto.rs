@@ -70,6 +70,7 @@ mod to_many;
 mod udp;
 mod undelivered;
 mod wheel;
+mod windows;
 
 pub use addr::{AppId, ConnId, FlowKey, overlap};
 pub use call_error::CallError;

@@ -127,3 +127,14 @@ fn shared_memory_is_allocated_as_used() {
     assert!((2 * MIB..3 * MIB).contains(&used), "{used} bytes of 2 MiB");
     assert_eq!(use_some(&mut arena), used, "used blocks are used again");
 }
+
+#[test]
+fn promised_blocks_are_kept() {
+    let mut arena = Arena::new(MIB).unwrap();
+    arena.promise(0, 5 * SMALLS);
+    assert_eq!((arena.spare(), arena.promised()), (10, 5));
+    assert_eq!(all(|| arena.take_large()).len(), 10);
+    assert!(arena.take_reserved().is_some(), "a window takes them");
+    arena.promise(5 * SMALLS, 0);
+    assert_eq!(all(|| arena.take_large()).len(), 4);
+}

@@ -1,8 +1,8 @@
 //! The receive direction: the stack covers, fills and commits; the application consumes.
 
 use super::{Fifo, Misuse, Rx};
-use crate::arena::{Arena, Share};
-use crate::layout::block_number;
+use crate::arena::{Arena, SMALLS, Share};
+use crate::layout::{LARGE, SMALL, block_number};
 
 impl Fifo<Rx> {
     /// Stores the position of the newest urgent byte in the slot before the byte is committed.
@@ -21,6 +21,33 @@ impl Fifo<Rx> {
     /// As [`Fifo::cover`], with the arena's reserve: for the segment at the committed edge, which is always taken.
     pub fn cover_reserved(&mut self, arena: &mut Arena, position: u64, len: usize) -> bool {
         self.make(arena, position, len, Share::Reserved)
+    }
+
+    /// Small blocks that the arena still has to give for a window that ends at `edge`. A large block is 16 small ones.
+    #[inline]
+    pub fn lacks(&self, edge: u64) -> u32 {
+        let blocks = |from: u64| edge.div_ceil(LARGE as u64).saturating_sub(block_number(from)) as u32;
+        match &self.table {
+            Some(table) => SMALLS * blocks(self.released.max(self.p0)).saturating_sub(table.kept()),
+            None => {
+                let small = u32::from(self.small.is_none() && edge > self.end);
+                let fits = edge <= self.room_from + SMALL as u64;
+                small + if fits { 0 } else { SMALLS * blocks(self.end) + 1 }
+            }
+        }
+    }
+
+    /// The end of a window that ends at `edge` now and gets `more` large blocks. Without them it uses up the blocks that it has,
+    /// and a FIFO without large blocks has a small one.
+    #[inline]
+    pub fn reach(&self, edge: u64, more: usize) -> u64 {
+        let small = self.room_from + SMALL as u64;
+        let blocks = match &self.table {
+            None if edge <= small => block_number(self.end),
+            _ => edge.div_ceil(LARGE as u64),
+        };
+        let large = (blocks + more as u64) * LARGE as u64;
+        if self.table.is_none() { large.max(small) } else { large }
     }
 
     /// Shows the application all bytes below `tail`: they have blocks and are complete. `tail` never goes back.
@@ -84,7 +111,6 @@ impl Fifo<Rx> {
 mod tests {
     use super::*;
     use crate::Reader;
-    use crate::layout::LARGE;
 
     #[test]
     fn what_is_forgotten_gives_its_blocks_back() {
@@ -113,5 +139,29 @@ mod tests {
             arena.slot(slot).reset();
             reader = Reader::new(std::sync::Arc::clone(arena.memory()), slot).unwrap();
         }
+    }
+
+    #[test]
+    fn lack_falls_as_blocks_are_taken() {
+        const L: u64 = LARGE as u64;
+        let mut arena = Arena::new(4 << 20).unwrap();
+        let slot = arena.take_slot().unwrap();
+        let mut reader = Reader::new(std::sync::Arc::clone(arena.memory()), slot).unwrap();
+        let mut fifo = Fifo::<Rx>::new(slot);
+        assert_eq!((fifo.lacks(4096), fifo.reach(0, 0)), (1, 4096), "a small block");
+        assert_eq!((fifo.lacks(L), fifo.reach(4096, 1)), (18, L), "the table is in a small block, too");
+        assert!(fifo.cover(&mut arena, 0, 10_000));
+        assert_eq!((fifo.lacks(L), fifo.lacks(3 * L)), (0, 32));
+        assert!(fifo.cover(&mut arena, 2 * L, 1), "out of order");
+        assert_eq!((fifo.lacks(3 * L), fifo.reach(3 * L - 5, 0), fifo.reach(3 * L, 2)), (16, 3 * L, 5 * L));
+        // A released block does not count for the window, even if a copy still holds it.
+        assert!(fifo.cover(&mut arena, 10_000, 2 * LARGE));
+        fifo.hold(0, 100);
+        fifo.commit(&arena, 2 * L);
+        reader.consume(reader.available());
+        assert_eq!(fifo.consumed(&mut arena), Ok(2 * L));
+        assert_eq!(fifo.lacks(4 * L), 16);
+        fifo.unhold(&mut arena, 0, 100);
+        assert_eq!(fifo.lacks(4 * L), 16);
     }
 }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use super::addr::{AppId, ConnId, FlowKey};
+use super::arenas::App;
 use super::call_error::CallError;
 use super::config::Buffers;
 use super::flows::{Entry, key_of};
@@ -249,7 +250,7 @@ impl Stack {
     /// [`CallError::Gone`]; [`CallError::Misuse`] when its index means nothing: the connection is reset.
     pub fn consumed(&mut self, now: u64, conn: ConnId, out: &mut Out) -> Result<(), CallError> {
         let Some(this) = self.conns.get_mut(conn) else { return self.datagrams_moved(now, conn, out) };
-        let arena = &mut self.arenas[this.app];
+        let App { arena, shortage, .. } = self.arenas.app(this.app);
         match this.rx.consumed(arena) {
             Ok(position) => {
                 let tcb = &mut this.tcb;
@@ -257,6 +258,8 @@ impl Stack {
                 let rtt = tcb.sender.recovery.srtt();
                 let (buffers, config) = (this.buffers, &self.config);
                 tcb.receiver.adapt(now, rtt, || buffers.window(config, || config.buffer_limit(arena)));
+                this.fund(arena, shortage.turn());
+                this.tcb.receiver.update_window();
             }
             Err(_) => {
                 self.abort(now, conn, out);
@@ -364,6 +367,8 @@ impl Stack {
             return self.abort(now, conn, out);
         }
         tcb.orphan = true;
+        this.promise(0, &mut self.arenas[this.app]);
+        let tcb = &mut this.tcb;
         let transfer = tcb.sender.unacknowledged() * 1_000_000 / ORPHAN_RATE;
         tcb.ends_by = now + FIN_TIMEOUT + CLOSED_WINDOW + transfer;
         if tcb.state == State::FinWait2 {

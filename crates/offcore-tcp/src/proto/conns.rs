@@ -30,6 +30,10 @@ pub(super) struct Conn {
     /// From the application to the peer.
     pub tx: Fifo<Tx>,
     ahead: Ahead,
+    /// Small blocks that the receive window promises.
+    pub promised: u32,
+    /// The received position for which the promise was computed.
+    pub funded: u64,
     /// Buffer sizes set by the application.
     pub buffers: Buffers,
     /// Planned packets that have not been sealed, and copies of the application's to its FIFO.
@@ -56,6 +60,8 @@ impl Conn {
             rx,
             tx,
             ahead,
+            promised: 0,
+            funded: 0,
             buffers: Buffers::default(),
             planned: 0,
             wants_room: false,
@@ -66,6 +72,7 @@ impl Conn {
 
     /// Gives its memory back.
     pub(super) fn dissolve(mut self: Box<Self>, arena: &mut Arena) {
+        self.promise(0, arena);
         self.rx.discard(arena);
         self.tx.discard(arena);
         arena.give_slot(self.slot);
@@ -131,7 +138,10 @@ impl Conn {
                 self.rx.forget(arena);
             }
         }
-        self.rx.shrink(arena);
+        if self.rx.shrink(arena) {
+            // A server may have more idle connections than memory.
+            self.promise(0, arena);
+        }
         if self.tx.shrink(arena) {
             self.ahead.shrink();
             if memory::has_plenty(arena) {

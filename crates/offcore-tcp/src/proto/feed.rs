@@ -1,15 +1,19 @@
 //! Applications that wait for memory get what there is, and what others of their own connections do not use.
 
+use super::addr::ConnId;
 use super::arenas::App;
 use super::config::Config;
-use super::conns::Conns;
+use super::conns::Conn;
 use super::memory;
 use super::packet::{Event, Out};
-use super::sockets::Sockets;
+use super::receive::AckNeed;
+use super::sockets::Socket;
 use super::stack::Stack;
 
-/// Connections of one that are looked after in one call, at most, and those that are asked for memory.
-const AT_ONCE: usize = 8;
+/// The limit of the connections of an application that get memory in one call: with and without spare memory.
+const AT_ONCE: usize = 64;
+const FEW: usize = 8;
+/// The limit of the connections that lose unused memory in one call.
 const LOOKED_AT: usize = 32;
 
 impl Stack {
@@ -48,40 +52,55 @@ impl Stack {
         }
     }
 
-    /// Gives memory to connections that wait for it, as far as their applications have some.
+    /// Gives memory to connections that wait for it, if their applications have free blocks.
     #[cold]
     fn feed(&mut self, out: &mut Out) {
-        let Self { arenas, conns, udp, config, .. } = self;
+        let Self { arenas, conns, udp, config, touched, .. } = self;
         arenas.look_after(|app| {
-            feed(app, conns, udp, config, out);
+            let most = if app.arena.spare() > 0 { AT_ONCE } else { FEW };
+            for _ in 0..most.min(app.shortage.len()) {
+                let Some(id) = app.shortage.next() else { break };
+                if let Some(conn) = conns.get_mut(id) {
+                    conn.waits = false;
+                    conn.fund(&mut app.arena, Some(app.shortage.len()));
+                    conn.tcb.receiver.update_window();
+                    let grown = conn.tcb.receiver.need() == AckNeed::Now;
+                    if grown && !std::mem::replace(&mut conn.tcb.touched, true) {
+                        touched.push(id.index);
+                    }
+                    if feed_writer(id, conn, app, config, out) || conn.lacks_window() {
+                        app.shortage.wait(id, &mut conn.waits);
+                    }
+                } else if let Some(socket) = udp.get_mut(id) {
+                    socket.waits = false;
+                    if feed_socket(id, socket, app, config, out) {
+                        app.shortage.wait(id, &mut socket.waits);
+                    }
+                }
+            }
             true
         });
     }
 }
 
-/// The same for those of one application.
-fn feed(app: &mut App, conns: &mut Conns, udp: &mut Sockets, config: &Config, out: &mut Out) {
-    for _ in 0..AT_ONCE.min(app.shortage.len()) {
-        let Some(id) = app.shortage.next() else { return };
-        let (waits, wants_room, has_some) = if let Some(conn) = conns.get_mut(id) {
-            let wanted = conn.wants_room && conn.tcb.may_send();
-            let has_some = wanted && conn.grant_some(&mut app.arena, config);
-            (&mut conn.waits, &mut conn.wants_room, wanted.then_some(has_some))
-        } else if let Some(socket) = udp.get_mut(id) {
-            let wanted = socket.wants_room && !socket.closed;
-            let has_some = wanted && socket.release_asked(&mut app.arena, config);
-            (&mut socket.waits, &mut socket.wants_room, wanted.then_some(has_some))
-        } else {
-            continue;
-        };
-        *waits = false;
-        match has_some {
-            Some(true) => {
-                *wants_room = false;
-                out.events.push(Event::Writable(id));
-            }
-            Some(false) => app.shortage.wait(id, waits),
-            None => {}
-        }
+/// Gives memory to a connection's application that waits to write. Returns whether it waits still.
+fn feed_writer(id: ConnId, conn: &mut Conn, app: &mut App, config: &Config, out: &mut Out) -> bool {
+    let waits = conn.wants_room && conn.tcb.may_send();
+    if !waits || !conn.grant_some(&mut app.arena, config) {
+        return waits;
     }
+    conn.wants_room = false;
+    out.events.push(Event::Writable(id));
+    false
+}
+
+/// Gives memory to a datagram socket's application that waits to write. Returns whether it waits still.
+fn feed_socket(id: ConnId, socket: &mut Socket, app: &mut App, config: &Config, out: &mut Out) -> bool {
+    let waits = socket.wants_room && !socket.closed;
+    if !waits || !socket.release_asked(&mut app.arena, config) {
+        return waits;
+    }
+    socket.wants_room = false;
+    out.events.push(Event::Writable(id));
+    false
 }

@@ -48,6 +48,11 @@ impl Wishes {
     pub(super) fn with(self, buffers: Buffers, config: &Config) -> Self {
         Self { receive_window: buffers.window(config, || self.receive_window), ..self }
     }
+
+    /// The largest window of a SYN.
+    pub(super) fn syn_window(&self) -> u16 {
+        self.receive_window.min(u16::MAX.into()) as u16
+    }
 }
 
 /// The options of our SYN, or of the answer to one: then only what the peer has offered too.
@@ -136,8 +141,8 @@ pub(super) struct Both {
     pub options: ConnOptions,
 }
 
-/// A connection whose peer's SYN has come.
-pub(super) fn connection(now: u64, both: &Both, wishes: &Wishes) -> Tcb {
+/// A connection whose peer's SYN has come. Our SYN has the window `window`.
+pub(super) fn connection(now: u64, both: &Both, wishes: &Wishes, window: u16) -> Tcb {
     let Both { key, way, iss, irs, offered, timestamp_offset, options: wanted, .. } = *both;
     let agreed = Agreed {
         timestamps: offered.timestamp.map(|_| timestamp_offset),
@@ -165,8 +170,7 @@ pub(super) fn connection(now: u64, both: &Both, wishes: &Wishes) -> Tcb {
     }
     receiver.set_largest(payload_of(mtu, remote, false));
     receiver.expect_segments(theirs);
-    // The window of our SYN has been announced.
-    receiver.acknowledge_syn();
+    receiver.announce_syn(window);
     let mut tcb = Tcb::new(key, way, receiver, sender);
     (tcb.agreed, tcb.options) = (agreed, wanted);
     tcb.sender.scale = offered.scale.unwrap_or(0);
@@ -189,6 +193,8 @@ pub(super) struct Half {
     pub deferred: bool,
     /// When a segment that did not belong here was last answered.
     pub challenged: Option<u64>,
+    /// The window of our answer.
+    pub window: u16,
 }
 
 impl Half {
@@ -199,7 +205,7 @@ impl Half {
         Fields {
             seq: self.both.iss.wrapping_add(1),
             flags: TcpFlags::ACK,
-            window: (wishes.receive_window >> scale).min(u16::MAX.into()) as u16,
+            window: self.window >> scale,
             options: TcpOptions { timestamps: answer.options.timestamps, ..TcpOptions::default() },
             ..answer
         }
@@ -225,7 +231,7 @@ impl Half {
             seq: iss,
             ack: irs.wrapping_add(1),
             flags: TcpFlags::SYN | TcpFlags::ACK | ecn,
-            window: wishes.receive_window.min(u16::MAX.into()) as u16,
+            window: self.window,
             options: offer(mtu, key.remote().ip(), timestamps, offered.sack, offered.scale.is_some()),
         }
     }

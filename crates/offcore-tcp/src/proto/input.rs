@@ -310,17 +310,14 @@ impl Input<'_> {
             return Ok((Verdict::Consumed, Outcome::Over(Cause::Aborted)));
         }
         let all = start..start + u64::from(payload_len);
-        let (arena, fifo) = (&mut *self.arena, &mut conn.rx);
+        let (arena, fifo, promised) = (&mut *self.arena, &mut conn.rx, conn.promised);
         let next = tcb.receiver.next();
         let text = tcb.receiver.text(self.now, all, fin, |range| {
             let (start, len) = (range.start, (range.end - range.start) as usize);
             // What the application can read next is always taken: it is what gives memory back. What is behind holes may be
-            // a byte for each block, and is taken while there is plenty.
-            if start == next {
-                fifo.cover(arena, start, len) || fifo.cover_reserved(arena, start, len)
-            } else {
-                memory::has_plenty(arena) && fifo.cover(arena, start, len)
-            }
+            // a byte for each block: without a promise it is taken while there is plenty.
+            let takes = start == next || fifo.lacks(range.end) <= promised || memory::has_plenty(arena);
+            takes && fifo.cover_reserved(arena, start, len)
         })?;
         let outcome = if tcb.receiver.end().is_some() { Self::fin_received(tcb) } else { Outcome::Open };
         // Who enters TIME-WAIT acknowledges the FIN there.

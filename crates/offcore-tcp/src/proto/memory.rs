@@ -41,12 +41,19 @@ fn reserved(mut arena: Arena, memory: usize) -> Arena {
 /// that is [mapped](is_low) what there is is for who needs it now.
 pub(super) fn has_plenty(arena: &Arena) -> bool {
     let (len, limit) = arena.len_and_limit();
-    arena.free().large * LARGE + (limit - len) >= limit / PLENTY && !is_low(arena)
+    unpromised(arena) * LARGE + (limit - len) >= limit / PLENTY && !is_low(arena)
 }
 
-/// Whether less than an eighth of what is mapped is free: some milliseconds' work, and the time to map more.
+/// Returns whether less than an eighth of the mapped memory is free and not promised: some milliseconds' work, and the time to map
+/// more.
 #[inline]
 pub(super) fn is_low(arena: &Arena) -> bool {
     let (len, _) = arena.len_and_limit();
-    arena.free().large < len / LARGE / 8
+    unpromised(arena) < len / LARGE / 8
+}
+
+/// Large blocks that are free and that no window promises.
+#[inline]
+fn unpromised(arena: &Arena) -> usize {
+    arena.free().large.saturating_sub(arena.promised())
 }

@@ -5,6 +5,7 @@ mod cookies;
 use offcore_wire::{TcpFlags, TcpOptions, Timestamps};
 
 use super::addr::{AppId, ConnId, FlowKey};
+use super::arenas::App;
 use super::config::Buffers;
 use super::conns::Conn;
 use super::flows::Entry;
@@ -19,6 +20,7 @@ use super::segment::Segment;
 use super::stack::Stack;
 use super::tcb::{Asking, CHALLENGE, State, Tcb};
 use super::timewait::{self, Action, Ended, Inserted};
+use super::windows;
 
 /// SYNs after which a next hop that does not answer is given up.
 const HOP_TRIES: u8 = 2;
@@ -64,7 +66,8 @@ impl Stack {
         };
         let asked = conn.tcb.asking.take();
         let wishes = self.wishes.with(conn.buffers, &self.config);
-        let mut tcb = handshake::connection(now, &both, &wishes);
+        let window = conn.tcb.receiver.syn_window();
+        let mut tcb = handshake::connection(now, &both, &wishes, window);
         self.net.fit(now, &mut tcb);
         tcb.flow_label = self.origins.flow_label(&key);
         tcb.touched = conn.tcb.touched;
@@ -98,6 +101,7 @@ impl Stack {
                 repeated: false,
                 deferred: false,
                 challenged: None,
+                window,
             };
             let fields = half.answer(now, &wishes);
             self.send_with(now, key, both.options, &fields, out);
@@ -134,7 +138,10 @@ impl Stack {
         asking.tries += 1;
         let deadline = conn.tcb.deadline();
         let key = conn.tcb.key;
-        let receive_window = self.wishes.with(conn.buffers, &self.config).receive_window;
+        let app = self.arenas.app(conn.app);
+        let window = windows::of_syn(self.wishes.with(conn.buffers, &self.config), &app.arena, 0);
+        let window = conn.tcb.receiver.announce_syn(window);
+        conn.fund(&mut app.arena, None);
         let wanted = conn.tcb.options;
         let mtu = wanted.mtu(self.net.ifaces[usize::from(conn.tcb.way.iface)].mtu, key.remote().ip());
         let offset = self.origins.timestamp_offset(&key);
@@ -156,7 +163,7 @@ impl Stack {
                 seq: tcb.sender.seq(0).wrapping_sub(1),
                 ack: receiver.seq(0),
                 flags: TcpFlags::SYN | TcpFlags::ACK | if agreed.ecn { TcpFlags::ECE } else { TcpFlags(0) },
-                window: receive_window.min(u16::MAX.into()) as u16,
+                window,
                 options: handshake::offer(
                     mtu,
                     key.remote().ip(),
@@ -173,7 +180,7 @@ impl Stack {
             seq: conn.tcb.sender.seq(0).wrapping_sub(1),
             ack: 0,
             flags: TcpFlags::SYN | ecn,
-            window: receive_window.min(u16::MAX.into()) as u16,
+            window,
             options: handshake::offer(mtu, key.remote().ip(), timestamps, true, true),
         };
         self.send_with(now, key, wanted, &fields, out);
@@ -224,6 +231,8 @@ impl Stack {
     /// What a SYN asks for.
     fn half_of(&self, now: u64, listener: u32, key: FlowKey, segment: &Segment) -> Option<Half> {
         let way = self.net.way(key.remote().ip())?;
+        let at = self.listeners.get(listener)?;
+        let wishes = self.wishes.with(at.buffers, &self.config);
         let both = Both {
             key,
             way,
@@ -232,7 +241,7 @@ impl Stack {
             irs: segment.seq,
             offered: Offered::of(segment, key.remote().ip()),
             timestamp_offset: self.origins.timestamp_offset(&key),
-            options: self.listeners.get(listener)?.options,
+            options: at.options,
         };
         Some(Half {
             both,
@@ -243,6 +252,7 @@ impl Stack {
             repeated: false,
             deferred: false,
             challenged: None,
+            window: windows::of_syn(wishes, &self.arenas[at.app], at.half_open),
         })
     }
 
@@ -350,7 +360,7 @@ impl Stack {
         let Both { key, iss, irs, options, .. } = half.both;
         let next = irs.wrapping_add(1);
         let away = segment.seq.wrapping_sub(next);
-        let window = self.wishes_of(&half).receive_window.min(u16::MAX.into());
+        let window = u32::from(half.window);
         if segment.has(TcpFlags::RST) {
             if segment.seq == next {
                 self.drop_half(index);
@@ -419,7 +429,7 @@ impl Stack {
         entry: Option<Entry>,
         out: &mut Out,
     ) -> Result<ConnId, DropReason> {
-        let mut tcb = handshake::connection(now, &half.both, &self.wishes_of(half));
+        let mut tcb = handshake::connection(now, &half.both, &self.wishes_of(half), half.window);
         self.net.fit(now, &mut tcb);
         tcb.flow_label = self.origins.flow_label(&half.both.key);
         // A cookie has no record of retransmissions.
@@ -432,6 +442,10 @@ impl Stack {
         }
         let app = self.listeners.get(half.listener).ok_or(DropReason::NoConnection)?.app;
         let id = self.add(app, tcb, Some(half.listener), entry).ok_or(DropReason::NoSpace)?;
+        if let Some(conn) = self.conns.get_mut(id) {
+            let App { arena, shortage, .. } = self.arenas.app(app);
+            conn.fund(arena, shortage.turn());
+        }
         if let Some(listener) = self.listeners.get_mut(half.listener) {
             self.counts.accepted += 1;
             listener.accept.push_back(id);

@@ -52,6 +52,8 @@ pub(crate) struct Receiver {
     consumed: u64,
     /// Bytes that the application may leave unread: what the window promises.
     promise: u32,
+    /// The limit of the window by memory.
+    granted: u64,
     round: Round,
     /// Position of the peer's FIN, when it has come; `next` is beyond it when all before it has come, too.
     fin: Option<u64>,
@@ -83,6 +85,7 @@ impl Receiver {
             acknowledged: 0,
             consumed: 0,
             promise,
+            granted: u64::MAX,
             round: Round::default(),
             fin: None,
             peer_mss: 536,
@@ -319,10 +322,14 @@ impl Receiver {
         self.need
     }
 
-    /// The application has read up to `position`. As on Linux, a window update is sent only if at most half of the window is
-    /// left and the update doubles it. Otherwise the next acknowledgement carries the new window.
+    /// The application has read up to `position`.
     pub(crate) fn consumed(&mut self, position: u64) {
         self.consumed = self.consumed.max(position.min(self.data_end()));
+    }
+
+    /// Requests a window update after the window has grown. As on Linux, it is sent only if at most half of the window is left and
+    /// the update doubles it. Otherwise the next acknowledgement carries the new window.
+    pub(crate) fn update_window(&mut self) {
         let (edge, left) = (self.edge(), self.announced.saturating_sub(self.next));
         let half = u64::from(self.promise / 2);
         let grows = edge - self.announced >= half.min(2 * u64::from(self.peer_mss));
@@ -337,6 +344,23 @@ impl Receiver {
         self.promise = if self.scale > 0 { promise } else { promise.min(u16::MAX.into()) };
     }
 
+    /// The limit of the window by the receive buffer.
+    #[inline]
+    pub(crate) fn wanted(&self) -> u64 {
+        self.consumed + u64::from(self.promise)
+    }
+
+    /// The limit of the window by memory.
+    #[inline]
+    pub(crate) fn granted(&self) -> u64 {
+        self.granted
+    }
+
+    /// Raises the limit by memory to `edge`.
+    pub(crate) fn grant(&mut self, edge: u64) {
+        self.granted = self.granted.max(edge);
+    }
+
     /// Bytes that have come and the application has not read.
     pub(crate) fn unread(&self) -> u64 {
         self.data_end() - self.consumed
@@ -348,7 +372,7 @@ impl Receiver {
     fn edge(&self) -> u64 {
         let unit = !((1u64 << self.scale) - 1);
         let largest = u64::from(u16::MAX) << self.scale;
-        let window = (self.consumed + u64::from(self.promise)).saturating_sub(self.next).min(largest);
+        let window = self.wanted().min(self.granted).saturating_sub(self.next).min(largest);
         let edge = self.next + (window & unit);
         let least = u64::from(self.promise / 2).min(self.peer_mss.into());
         if edge >= self.announced + least { edge } else { self.announced }
@@ -365,12 +389,17 @@ impl Receiver {
         (self.seq(self.next), window as u16)
     }
 
-    /// The window's field of a SYN, which is not scaled (RFC 7323, 2.2).
-    pub(crate) fn acknowledge_syn(&mut self) -> (u32, u16) {
-        let window = self.promise.min(u32::from(u16::MAX));
-        self.announced = self.announced.max(u64::from(window));
-        self.need = AckNeed::No;
-        (self.seq(self.next), window as u16)
+    /// Notes the window of our SYN, which is not scaled (RFC 7323, 2.2). It is the first limit by memory. Returns the largest window of
+    /// a SYN so far.
+    pub(crate) fn announce_syn(&mut self, window: u16) -> u16 {
+        self.announced = self.announced.max(window.into());
+        self.granted = self.announced;
+        self.announced as u16
+    }
+
+    /// The largest window of our SYNs, before the first data.
+    pub(crate) fn syn_window(&self) -> u16 {
+        self.announced as u16
     }
 
     /// The ranges of SACK blocks, `at_most` of them: a duplicate first (RFC 2883, 4), then what is behind holes.
@@ -456,6 +485,7 @@ mod tests {
         let (_, second) = receiver.acknowledge();
         assert_eq!((first, second), (10_000, 6000));
         receiver.consumed(4000);
+        receiver.update_window();
         assert_eq!(receiver.need(), AckNeed::No, "more than half is left");
         assert_eq!(receiver.acknowledge().1, 10_000);
         for start in [4000, 5000, 6000, 7000, 8000, 9000] {
@@ -463,6 +493,7 @@ mod tests {
         }
         assert_eq!(receiver.acknowledge().1, 4000);
         receiver.consumed(10_000);
+        receiver.update_window();
         assert_eq!(receiver.need(), AckNeed::Now, "it has doubled");
         assert_eq!(receiver.acknowledge().1, 10_000);
     }
@@ -476,6 +507,7 @@ mod tests {
         receiver.acknowledge();
         receiver.peer_mss = 1000;
         receiver.consumed(100);
+        receiver.update_window();
         assert_eq!(receiver.need(), AckNeed::No);
     }
 

@@ -34,6 +34,12 @@ impl Shortage {
         self.waiting.len()
     }
 
+    /// The turn of a connection that has not waited: it has one only if no other waits.
+    #[inline]
+    pub(super) fn turn(&self) -> Option<usize> {
+        self.waiting.is_empty().then_some(0)
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }

@@ -9,7 +9,7 @@ use offcore_session::Place as Slot;
 use offcore_wire::IpProtocol;
 
 use super::addr::{ConnId, FlowKey, SOCKETS};
-use super::arenas::Arenas;
+use super::arenas::{App, Arenas};
 use super::config::Config;
 use super::conns::{Conn, Conns};
 use super::cookie::Cookies;
@@ -61,7 +61,7 @@ pub struct Stack {
     pub(super) wheel: Wheel,
     pub(super) half_wheel: Wheel,
     /// Connections whose acknowledgements and timers are looked at when the call is done.
-    touched: Vec<u32>,
+    pub(super) touched: Vec<u32>,
     /// What the next packet of a vector may go on with.
     run: Option<Run>,
     /// The interface that sends first in the next call.
@@ -349,13 +349,20 @@ impl Stack {
             self.hop_answered();
         }
         while let Some(index) = self.touched.pop() {
-            let Some((_, conn)) = self.conns.at(index) else { continue };
-            let tcb = &mut conn.tcb;
-            tcb.touched = false;
-            if tcb.state == State::Closed {
+            let Some((id, conn)) = self.conns.at(index) else { continue };
+            conn.tcb.touched = false;
+            if conn.tcb.state == State::Closed {
                 continue;
             }
-            tcb.trim = Some(now + QUIET);
+            conn.tcb.trim = Some(now + QUIET);
+            if conn.tcb.receiver.next() != conn.funded {
+                let App { arena, shortage, .. } = self.arenas.app(conn.app);
+                conn.fund(arena, shortage.turn());
+                if conn.lacks_window() {
+                    shortage.wait(id, &mut conn.waits);
+                }
+            }
+            let tcb = &mut conn.tcb;
             if tcb.receiver.need() == AckNeed::Now && tcb.is_synchronized() {
                 self.net.acknowledge(now, tcb, out);
             }

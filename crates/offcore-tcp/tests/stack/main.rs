@@ -20,4 +20,5 @@ mod replay;
 mod runs;
 mod scale;
 mod streams;
+mod windows;
 mod world;

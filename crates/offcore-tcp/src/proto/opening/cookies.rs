@@ -16,7 +16,8 @@ impl Stack {
         half: &Half,
         out: &mut Out,
     ) -> Result<Verdict, DropReason> {
-        let mut half = half.clone();
+        // The cookie does not hold the window.
+        let mut half = Half { window: self.wishes_of(half).syn_window(), ..half.clone() };
         let Both { key, iss, irs, offered, timestamp_offset, .. } = &mut half.both;
         let clock = (now / 1000) as u32;
         // Without a cookie the SYN is dropped, and the peer repeats it.
@@ -64,7 +65,7 @@ impl Stack {
         let mtu = self.net.ifaces[usize::from(way.iface)].mtu;
         let options = self.listeners.get(listener).map(|listener| listener.options).unwrap_or_default();
         let both = Both { key, way, mtu, iss, irs, offered, timestamp_offset, options };
-        let half = Half {
+        let mut half = Half {
             both,
             listener,
             due: 0,
@@ -73,7 +74,9 @@ impl Stack {
             repeated: false,
             deferred: false,
             challenged: None,
+            window: 0,
         };
+        half.window = self.wishes_of(&half).syn_window();
         let id = self.establish(now, &half, segment, None, out)?;
         self.cookies.count_taken();
         self.conn_segment(now, id.index, segment, out)

@@ -1,0 +1,94 @@
+//! Receive windows promise memory of their application.
+//!
+//! A window that was offered cannot shrink. A connection therefore promises the blocks that its window needs, and nothing else
+//! takes them. Without free blocks the window stops moving, and the connection waits for its turn in the application's
+//! [`Shortage`](super::shortage::Shortage). A connection without unread data always gets a window of one small block. A connection
+//! that was quiet for a second promises nothing, because a server has more idle connections than memory.
+
+use offcore_session::Arena;
+use offcore_session::layout::{LARGE, SMALL};
+
+use super::conns::Conn;
+use super::handshake::Wishes;
+use super::tcb::State;
+
+/// The least window: a small block.
+const LEAST: u16 = SMALL as u16;
+/// The share of the memory that windows do not promise, for data that applications write: 1/16.
+const UNPROMISED: usize = 16;
+/// The share of the free memory that all windows promise together: 1/2. Windows of connections without received data add to 1/4.
+const ALL: usize = 2;
+const FRESH: usize = 4;
+/// The share of the rest that one window takes in its turn: 1/4, and less if others wait.
+const ONE: usize = 4;
+
+/// Large blocks that windows may promise further, if together they promise `1 / part` of the free memory.
+fn spare(arena: &Arena, part: usize) -> usize {
+    let (len, limit) = arena.len_and_limit();
+    let all = (arena.free().large + (limit - len) / LARGE) / part;
+    let mapped = arena.spare().saturating_sub(len / LARGE / UNPROMISED);
+    all.saturating_sub(arena.promised()).min(mapped)
+}
+
+/// The window of a SYN, when `others` connections of the application are half open. It needs a large block, unless it is the least
+/// one.
+pub(super) fn of_syn(wishes: Wishes, arena: &Arena, others: usize) -> u16 {
+    let most = if spare(arena, FRESH) > others { u16::MAX } else { LEAST };
+    wishes.syn_window().min(most)
+}
+
+impl Conn {
+    /// Raises the limit of the window by memory to the end of the receive buffer, if memory is free. New blocks are taken only in
+    /// the connection's turn: `turn` is the number of connections that wait behind it.
+    #[inline]
+    pub(super) fn fund(&mut self, arena: &mut Arena, turn: Option<usize>) {
+        self.funded = self.tcb.receiver.next();
+        if self.takes_no_more() {
+            return self.promise(0, arena);
+        }
+        let receiver = &self.tcb.receiver;
+        if receiver.wanted() > receiver.granted() {
+            self.extend_window(arena, turn);
+        }
+        self.promise(self.rx.lacks(self.tcb.receiver.granted()), arena);
+    }
+
+    /// Raises that limit by whole blocks.
+    #[cold]
+    fn extend_window(&mut self, arena: &mut Arena, turn: Option<usize>) {
+        let receiver = &self.tcb.receiver;
+        let (wanted, granted, next) = (receiver.wanted(), receiver.granted(), receiver.next());
+        let spare = spare(arena, if next == 0 { FRESH } else { ALL });
+        let more = turn.map_or(0, |behind| (spare / (ONE + behind)).max(1).min(spare));
+        if more == 0 && granted < next + u64::from(LEAST) && self.tcb.placing == 0 {
+            // A FIFO without unread data needs no large block.
+            self.rx.shrink(arena);
+        }
+        let has = self.rx.reach(granted, 0);
+        let lacks = wanted.saturating_sub(has).div_ceil(LARGE as u64) as usize;
+        self.tcb.receiver.grant(self.rx.reach(granted, more.min(lacks)));
+    }
+
+    /// Returns whether lack of memory keeps the peer from sending a segment.
+    #[inline]
+    pub(super) fn lacks_window(&self) -> bool {
+        let receiver = &self.tcb.receiver;
+        let enough = receiver.next() + u64::from(receiver.peer_mss().max(LEAST));
+        receiver.granted() < receiver.wanted().min(enough) && !self.takes_no_more()
+    }
+
+    /// Returns whether no more data can come: the peer's stream has ended, or the connection is closed here.
+    #[inline]
+    fn takes_no_more(&self) -> bool {
+        self.tcb.orphan || self.tcb.state == State::Closed || self.tcb.receiver.end().is_some()
+    }
+
+    /// Replaces the number of small blocks that the window promises.
+    #[inline]
+    pub(super) fn promise(&mut self, promised: u32, arena: &mut Arena) {
+        let before = std::mem::replace(&mut self.promised, promised);
+        if before != promised {
+            arena.promise(before, promised);
+        }
+    }
+}

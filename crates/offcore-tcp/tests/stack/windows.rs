@@ -1,0 +1,155 @@
+//! Receive windows where memory is short: they end, open again, and no segment inside of one is dropped.
+
+use std::collections::HashMap;
+
+use offcore_tcp::proto::{AppId, Config, ConnId, DropReason};
+use offcore_wire::TcpFlags;
+
+use crate::frame;
+use crate::host::Host;
+use crate::streams::content;
+use crate::world::World;
+
+const SECOND: u64 = 1_000_000;
+const MEGABYTE: usize = 1 << 20;
+
+/// Host 1 has `memory` and listens at port 7, host 0 has 32 MiB. Their connections.
+fn world(memory: usize, count: usize) -> (World, Vec<[ConnId; 2]>) {
+    let mut world = World::new(1, 1500, Config::default());
+    world.hosts[1] = Host::new(2, 1500, Config { memory, ..Config::default() });
+    world.hosts[1].listen(7, count);
+    let ends = (0..count).map(|_| connect(&mut world)).collect();
+    (world, ends)
+}
+
+fn connect(world: &mut World) -> [ConnId; 2] {
+    let now = world.now;
+    let here = world.hosts[0].connect(now, "10.0.0.2:7");
+    assert!(world.run_until(SECOND, |hosts| !hosts[1].accepted.is_empty()));
+    [here, world.hosts[1].accepted.pop().unwrap()]
+}
+
+fn set_appetite(host: &mut Host, conn: ConnId, appetite: usize) {
+    host.sessions.get_mut(&conn).unwrap().appetite = appetite;
+}
+
+fn drops(world: &World) -> u64 {
+    world.hosts[1].stack.drops().get(DropReason::NoSpace)
+}
+
+#[test]
+fn windows_end_where_memory_does() {
+    const LEN: usize = 400_000;
+    let (mut world, ends) = world(8 * MEGABYTE, 200);
+    let bytes = content(1, LEN);
+    for [here, there] in &ends {
+        set_appetite(&mut world.hosts[1], *there, 0);
+        let now = world.now;
+        world.hosts[0].send(now, *here, &bytes);
+    }
+    world.run(12 * SECOND);
+    assert_eq!(drops(&world), 0, "segments inside of a window");
+    let now = world.now;
+    for [_, there] in &ends {
+        set_appetite(&mut world.hosts[1], *there, usize::MAX);
+        world.hosts[1].read(now, *there);
+    }
+    let all =
+        |hosts: &mut [Host; 2]| ends.iter().all(|[_, there]| hosts[1].sessions[there].received.len() == LEN);
+    let done = world.run_until(3 * SECOND, all);
+    let missing: usize =
+        ends.iter().map(|[_, there]| LEN - world.hosts[1].sessions[there].received.len()).sum();
+    assert!(done, "{missing} bytes lack");
+    assert!(ends.iter().all(|[_, there]| world.hosts[1].sessions[there].received == bytes));
+    assert_eq!(drops(&world), 0, "segments inside of a window");
+    let sent = ends.iter().filter_map(|[here, _]| world.hosts[0].stack.info(*here));
+    assert!(sent.map(|info| info.stats).all(|stats| stats.fast + stats.timeout == 0), "retransmissions");
+}
+
+#[test]
+fn an_offered_window_never_shrinks() {
+    let (mut world, ends) = world(4 * MEGABYTE, 100);
+    for [here, there] in &ends {
+        set_appetite(&mut world.hosts[1], *there, 3000);
+        let now = world.now;
+        world.hosts[0].send(now, *here, &content(1, 100_000));
+    }
+    world.run(3 * SECOND);
+    for _ in 0..100 {
+        let now = world.now;
+        ends.iter().for_each(|[_, there]| world.hosts[1].read(now, *there));
+        world.run(SECOND / 100);
+    }
+    let mut edges = HashMap::new();
+    for (_, _, bytes) in world.trace.iter().filter(|(_, from, _)| *from == 1) {
+        let Some(seen) = frame::read(bytes) else { continue };
+        let scale = if seen.flags.0 & TcpFlags::SYN.0 != 0 { 0 } else { 8 };
+        let edge = seen.ack.wrapping_add(u32::from(seen.window) << scale);
+        let last = edges.entry(seen.ports.1).or_insert(edge);
+        // The field counts units of 256 bytes, but not in a SYN.
+        assert!(
+            edge.wrapping_sub(*last).cast_signed() > -256,
+            "port {}: from {last} to {edge}",
+            seen.ports.1
+        );
+        *last = edge;
+    }
+    assert!(edges.len() >= 100);
+}
+
+#[test]
+fn a_reader_makes_progress_beside_unread_data() {
+    let (mut world, ends) = world(4 * MEGABYTE, 100);
+    let (reader, hoarders) = ends.split_last().unwrap();
+    for [here, there] in hoarders {
+        set_appetite(&mut world.hosts[1], *there, 0);
+        let now = world.now;
+        world.hosts[0].send(now, *here, &content(2, 400_000));
+    }
+    world.run(5 * SECOND);
+    let (now, bytes) = (world.now, content(1, 500_000));
+    world.hosts[0].send(now, reader[0], &bytes);
+    let all = |hosts: &mut [Host; 2]| hosts[1].sessions[&reader[1]].received.len() == bytes.len();
+    assert!(world.run_until(10 * SECOND, all));
+    assert!(world.hosts[1].sessions[&reader[1]].received == bytes);
+    // Its answer is sent, too.
+    let now = world.now;
+    world.hosts[1].send(now, reader[1], &content(3, 50_000));
+    let all = |hosts: &mut [Host; 2]| hosts[0].sessions[&reader[0]].received.len() == 50_000;
+    assert!(world.run_until(10 * SECOND, all));
+    assert_eq!(drops(&world), 0, "segments inside of a window");
+}
+
+#[test]
+fn idle_connections_leave_the_memory_to_others() {
+    let (mut world, ends) = world(4 * MEGABYTE, 500);
+    world.run(3 * SECOND);
+    let ([here, there], bytes) = (ends[499], content(1, 2_000_000));
+    let now = world.now;
+    world.hosts[0].send(now, here, &bytes);
+    let all = |hosts: &mut [Host; 2]| hosts[1].sessions[&there].received.len() == bytes.len();
+    assert!(world.run_until(SECOND, all));
+    let windows =
+        world.trace.iter().filter(|(_, from, _)| *from == 1).filter_map(|(_, _, bytes)| frame::read(bytes));
+    let largest = windows.filter(|seen| !seen.flags.0 & TcpFlags::SYN.0 != 0).map(|seen| seen.window).max();
+    assert!(largest >= Some(u16::MAX >> 8), "{largest:?}");
+}
+
+#[test]
+fn idle_windows_leave_memory_to_writers() {
+    let (mut world, ends) = world(8 * MEGABYTE, 200);
+    let bytes = content(4, 100_000);
+    for [_, there] in &ends {
+        let now = world.now;
+        world.hosts[1].send(now, *there, &bytes);
+    }
+    world.run(SECOND / 10);
+    let (now, host) = (world.now, &mut world.hosts[1]);
+    ends.iter().for_each(|[_, there]| host.send(now, *there, &bytes));
+    let used = host.stack.memory_used_by(AppId::OWN);
+    assert!(used > 4 * MEGABYTE, "{used} bytes of written data");
+    let all = |hosts: &mut [Host; 2]| {
+        ends.iter().all(|[here, _]| hosts[0].sessions[here].received.len() == 2 * bytes.len())
+    };
+    assert!(world.run_until(3 * SECOND, all));
+}
