@@ -261,6 +261,22 @@ static void limit(int fd)
     say("most", "%d then %s", count, error_name(count < 200 ? errno : 0));
 }
 
+// A socket that joins a group before it has an address or a peer.
+static void early(void)
+{
+    int fd = udp(family);
+    result("early-join", change_generic(fd, true, if_nametoindex("t0"), group(5)));
+    if (bind_to(fd, address(family == AF_INET ? "0.0.0.0" : "::", 0)))
+        broken("bind: %s", error_name(errno));
+    uint16_t port = (uint16_t)must("udp 2 %s", family == AF_INET ? all_arguments[3] : all_arguments[5]);
+    struct place to = peer(family, port);
+    result("early-send", sendto(fd, "x", 1, 0, (struct sockaddr *)&to.addr, to.len));
+    peer_says("early-send-peer", "recvfrom 2");
+    peer_sends(group(5), port_of(fd), 7);
+    received("early-member", fd);
+    close(fd);
+}
+
 int main(int argc, char **argv)
 {
     begin(argc, argv);
@@ -274,6 +290,7 @@ int main(int argc, char **argv)
         members(fd);
         sender(fd);
         told(fd);
+        early();
         if (family == AF_INET)
             limit(fd);
         close(fd);

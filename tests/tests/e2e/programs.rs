@@ -72,7 +72,7 @@ fn listen() {
 
 #[test]
 fn multicast() {
-    same_twice("multicast", 100);
+    same_twice("multicast", 108);
 }
 
 #[test]

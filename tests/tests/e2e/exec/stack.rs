@@ -11,9 +11,9 @@ use peers::offcore::Signal;
 use peers::{Need, one_core, require};
 
 use super::super::http::{curl, url};
-use super::super::tcp::connect;
+use super::super::tcp::{TAP, connect};
 use super::nginx::{self, PLAIN, Wanted};
-use super::{NEEDS, STACK, Stage, children, until};
+use super::{KERNEL, NEEDS, STACK, Stage, children, until};
 
 /// How long programs may take to find out that a stack is stopped.
 const STOPPED: Duration = Duration::from_secs(90);
@@ -168,6 +168,7 @@ if name == 'connected':
         try: s.send(name.encode()); s.recv(2000); time.sleep(0.1)
         except OSError: pass
 s.bind((address, int(port)))
+if name == 'group': s.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, bytes((239, 1, 2, 3, 10, 77, 0, 2)))
 if name == 'blocks':
     while True: answer()
 if name == 'epoll':
@@ -237,6 +238,36 @@ fn datagram_sockets_outlive_their_stack() {
 }
 
 #[test]
+fn groups_are_joined_at_the_next_stack() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
+    let _core = one_core();
+    let mut stage = Stage::new();
+    let script = stage.write("echoes.py", ECHOES);
+    let socket = stage.netns.within(|| Ok(UdpSocket::bind((KERNEL, 0))?)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let words = ["python3", &script, "group", "0.0.0.0", "9005"];
+    let server = stage.on_stack(&stage.netns, &["tcp", "udp"], &words);
+    let server = Process::spawn("python3", server).unwrap();
+    for round in 0..2 {
+        if round > 0 {
+            let mut stack = stage.stack.take().unwrap();
+            stack.signal(Signal::KILL).unwrap();
+            until("the stack's end", || stack.has_ended(), || "it goes on".to_owned());
+            drop(stack);
+            stage.start_stack();
+        }
+        stage.netns.ip(&["route", "replace", "239.0.0.0/8", "dev", TAP]).unwrap();
+        let mut bytes = [0; 100];
+        let mut answers = || {
+            socket.send_to(b"?", ("239.1.2.3", 9005)).unwrap();
+            socket.recv(&mut bytes).is_ok_and(|len| bytes[..len] == *b"group")
+        };
+        until("an answer of the group", &mut answers, || format!("round {round}: {}", server.tail()));
+    }
+    stage.stop();
+}
+
+#[test]
 fn programs_end_with_their_stack() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
     let _core = one_core();
@@ -290,7 +321,7 @@ fn stack_is_stopped() {
     stack.signal(Signal::STOP).unwrap();
     until("a stopped stack", || has_stopped(stack.id()), String::new);
     fs::write(&go, "").unwrap();
-    let to = format!("http://{}:9/", super::KERNEL);
+    let to = format!("http://{}:9/", KERNEL);
     let mut attaches = stage.start_apart(&["curl", "--silent", "--max-time", "2", &to]);
     for program in [&mut asks, &mut attaches] {
         let status = program.wait_for_exit(STOPPED).unwrap();
