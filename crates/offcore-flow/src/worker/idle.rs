@@ -1,10 +1,10 @@
 //! What a worker does that finds nothing to do: it polls on, or sleeps.
 //!
 //! A worker that sleeps when idle polls for up to 50 us after the last packet, since the next one is usually not far. The time
-//! adapts, as the halt polling of KVM does (Documentation/virt/kvm/halt-polling.rst): it shrinks when polling finds nothing before
-//! the worker sleeps, because a program that shares the core cannot run, and send, meanwhile. Then it
-//! *arms* its queues ([`arm`](offcore_port::RxQueue::arm)), which ask for events and look once more, and waits in one
-//! system call for the first of them. An event makes it poll again as if a packet had come; when the time is up without
+//! adapts, as the halt polling of KVM does (Documentation/virt/kvm/halt-polling.rst). It shrinks when an application ends the sleep
+//! after it: an application that shares the core cannot run, and write, while the worker polls. It grows when a packet comes soon.
+//! Then the worker *arms* its queues ([`arm`](offcore_port::RxQueue::arm)), which ask for events and look once more, and waits in
+//! one system call for the first of them. An event makes it poll again as if a packet had come; when the time is up without
 //! one, it takes one round and sleeps on. It never sleeps beyond a task's next timer, nor for more than 10 ms, so whoever
 //! changes something need not wake it; nor with a copy in flight, because its end is no event.
 
@@ -133,6 +133,8 @@ impl Sleeper {
     fn sleep_armed(&mut self, tasks: &mut [Box<dyn Task>]) -> bool {
         let mut events: ArrayVec<PollFd<'_>, MOST> = ArrayVec::new();
         let [mut time, short] = self.times;
+        // A bit for each event of something else than a queue: of applications.
+        let mut others = 0u128;
         let mut awake = false;
         for task in tasks {
             if let Some(due) = task.next_timer()
@@ -144,9 +146,11 @@ impl Sleeper {
                 if awake {
                     return;
                 }
+                let is_queue = matches!(source, WakeSource::Queue(_));
                 match source.arm() {
                     Wake::Now => awake = true,
                     Wake::Event(fd) if !events.is_full() => {
+                        others |= u128::from(!is_queue) << events.len();
                         events.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
                     }
                     Wake::Event(_) | Wake::Poll => time = time.min(short),
@@ -161,9 +165,11 @@ impl Sleeper {
             let [sleeps, woken, ticks] = [0, 1, 2].map(|counter| self.stats.counter(counter));
             sleeps.add(1);
             woken.add(awake.into());
-            ticks.add(tsc::now().wrapping_sub(start));
+            let slept = tsc::now().wrapping_sub(start);
+            ticks.add(slept);
+            let mut ended = events.iter().enumerate().filter(|(_, event)| !event.revents().is_empty());
             if awake {
-                self.poll_time.slept();
+                self.poll_time.slept(slept, ended.all(|(at, _)| others >> at & 1 != 0));
             }
         }
         awake
@@ -205,10 +211,14 @@ impl PollTime {
         }
     }
 
-    /// Polling has found nothing, and an event has ended the sleep after it.
-    fn slept(&mut self) {
-        self.slept = (self.slept + 1) % PROBE;
-        self.ticks = (self.ticks - self.ticks / 4).max(self.least);
+    /// Polling has found nothing. An event ended the sleep of `ticks` after it.
+    fn slept(&mut self, ticks: u64, by_application: bool) {
+        if by_application {
+            self.slept = (self.slept + 1) % PROBE;
+            self.ticks = (self.ticks - self.ticks / 4).max(self.least);
+        } else if ticks < self.most {
+            self.ticks = (2 * self.ticks).min(self.most);
+        }
     }
 }
 
@@ -244,7 +254,7 @@ mod tests {
         assert_eq!(poll_time.limit(), 5000);
         let limits: Vec<_> = (0..2 * PROBE)
             .map(|_| {
-                poll_time.slept();
+                poll_time.slept(9000, true);
                 poll_time.limit()
             })
             .collect();
@@ -260,7 +270,8 @@ mod tests {
     #[test]
     fn successful_polling_gets_longer() {
         let mut poll_time = PollTime::new(200, 5000);
-        (0..PROBE + 1).for_each(|_| poll_time.slept());
+        let shorten = |poll_time: &mut PollTime| (0..PROBE + 1).for_each(|_| poll_time.slept(9000, true));
+        shorten(&mut poll_time);
         let quiet = Quiet { since: 1000, until: 2500, interrupted: true };
         poll_time.polled(&quiet);
         assert_eq!(poll_time.limit(), 200, "another program has had the core");
@@ -268,6 +279,11 @@ mod tests {
         assert_eq!(poll_time.limit(), 3000);
         poll_time.polled(&Quiet { until: 5000, interrupted: false, ..quiet });
         assert_eq!(poll_time.limit(), 5000);
+        shorten(&mut poll_time);
+        poll_time.slept(9000, false);
+        assert_eq!(poll_time.limit(), 200, "a packet came late");
+        poll_time.slept(4000, false);
+        assert_eq!(poll_time.limit(), 400, "a packet came soon");
     }
 
     /// A task whose timer is due in 2 ms.
