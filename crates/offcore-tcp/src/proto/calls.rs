@@ -259,6 +259,9 @@ impl Stack {
                 let (buffers, config) = (this.buffers, &self.config);
                 tcb.receiver.adapt(now, rtt, || buffers.window(config, || config.buffer_limit(arena)));
                 this.fund(arena, shortage.turn());
+                if this.lacks_window() {
+                    shortage.wait(conn, &mut this.waits);
+                }
                 this.tcb.receiver.update_window();
             }
             Err(_) => {

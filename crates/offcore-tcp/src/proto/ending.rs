@@ -17,6 +17,7 @@ impl Stack {
         conn.tcb.state = State::Closed;
         conn.tcb.asking = None;
         conn.tcb.give_up = None;
+        conn.promise(0, &mut self.arenas[conn.app]);
         let key = conn.tcb.key;
         self.counts.ended(cause);
         if !conn.tcb.orphan && conn.listener.is_none() {

@@ -9,6 +9,7 @@ use super::packet::{Event, Out};
 use super::receive::AckNeed;
 use super::sockets::Socket;
 use super::stack::Stack;
+use super::windows;
 
 /// The limit of the connections of an application that get memory in one call: with and without spare memory.
 const AT_ONCE: usize = 64;
@@ -57,18 +58,20 @@ impl Stack {
     fn feed(&mut self, out: &mut Out) {
         let Self { arenas, conns, udp, config, touched, .. } = self;
         arenas.look_after(|app| {
-            let most = if app.arena.spare() > 0 { AT_ONCE } else { FEW };
+            let most = if windows::has_spare(&app.arena) { AT_ONCE } else { FEW };
             for _ in 0..most.min(app.shortage.len()) {
                 let Some(id) = app.shortage.next() else { break };
                 if let Some(conn) = conns.get_mut(id) {
                     conn.waits = false;
+                    // A window may promise the blocks that are left.
+                    let waits = feed_writer(id, conn, app, config, out);
                     conn.fund(&mut app.arena, Some(app.shortage.len()));
                     conn.tcb.receiver.update_window();
                     let grown = conn.tcb.receiver.need() == AckNeed::Now;
                     if grown && !std::mem::replace(&mut conn.tcb.touched, true) {
                         touched.push(id.index);
                     }
-                    if feed_writer(id, conn, app, config, out) || conn.lacks_window() {
+                    if waits || conn.lacks_window() {
                         app.shortage.wait(id, &mut conn.waits);
                     }
                 } else if let Some(socket) = udp.get_mut(id) {

@@ -17,8 +17,8 @@ use super::call_error::CallError;
 use super::ip::{ETHERNET, Envelope};
 use super::packet::{Control, Out};
 
-/// The limit of groups of an interface: those of 32 users, each with its own limit.
-const MOST: usize = 32 * 512;
+/// The limit of groups of an interface.
+const MOST: usize = 1024;
 /// Reports of a change (the robustness variable): the default and the limit.
 const ROBUSTNESS: u8 = 2;
 const MOST_ROBUST: u8 = 7;

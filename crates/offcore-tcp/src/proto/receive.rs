@@ -4,6 +4,7 @@ mod growth;
 
 use std::ops::Range;
 
+use offcore_session::layout::SMALL;
 use offcore_wire::Timestamps;
 
 use growth::Round;
@@ -14,6 +15,8 @@ use super::segment::position;
 
 /// How long a timestamp is good for comparison: 24 days (RFC 7323, 5.5).
 const TIMESTAMP_AGE: u64 = 24 * 24 * 3600 * 1_000_000;
+/// The least window where memory is short: a small block.
+pub(super) const LEAST: u16 = SMALL as u16;
 /// How long an acknowledgement may be delayed (RFC 9293, 3.8.6.3: below half a second; Linux has 40 ms at least).
 const DELAYED_ACK: u64 = 40_000;
 /// Segments at the beginning of which every second one is acknowledged at once, so that the peer's window opens.
@@ -332,7 +335,7 @@ impl Receiver {
     pub(crate) fn update_window(&mut self) {
         let (edge, left) = (self.edge(), self.announced.saturating_sub(self.next));
         let half = u64::from(self.promise / 2);
-        let grows = edge - self.announced >= half.min(2 * u64::from(self.peer_mss));
+        let grows = edge > self.announced && edge - self.announced >= self.least_step(2);
         if self.fin.is_none() && left <= half && grows && edge.saturating_sub(self.next) >= 2 * left {
             self.need = AckNeed::Now;
         }
@@ -374,8 +377,14 @@ impl Receiver {
         let largest = u64::from(u16::MAX) << self.scale;
         let window = self.wanted().min(self.granted).saturating_sub(self.next).min(largest);
         let edge = self.next + (window & unit);
-        let least = u64::from(self.promise / 2).min(self.peer_mss.into());
-        if edge >= self.announced + least { edge } else { self.announced }
+        if edge >= self.announced + self.least_step(1) { edge } else { self.announced }
+    }
+
+    /// The least move of the right edge: `segments`, and less with a small buffer or little memory.
+    #[inline]
+    fn least_step(&self, segments: u64) -> u64 {
+        let least = u64::from(self.promise / 2).min(segments * u64::from(self.peer_mss));
+        if self.granted < self.wanted() { least.min(LEAST.into()) } else { least }
     }
 
     /// The fields of a segment that goes out now: acknowledgement number and window. All that was due is

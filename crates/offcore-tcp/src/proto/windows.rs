@@ -10,10 +10,11 @@ use offcore_session::layout::{LARGE, SMALL};
 
 use super::conns::Conn;
 use super::handshake::Wishes;
+use super::receive::LEAST;
 use super::tcb::State;
 
-/// The least window: a small block.
-const LEAST: u16 = SMALL as u16;
+/// Small blocks of a large one.
+const SMALLS: usize = LARGE / SMALL;
 /// The share of the memory that windows do not promise, for data that applications write: 1/16.
 const UNPROMISED: usize = 16;
 /// The share of the free memory that all windows promise together: 1/2. Windows of connections without received data add to 1/4.
@@ -28,6 +29,11 @@ fn spare(arena: &Arena, part: usize) -> usize {
     let all = (arena.free().large + (limit - len) / LARGE) / part;
     let mapped = arena.spare().saturating_sub(len / LARGE / UNPROMISED);
     all.saturating_sub(arena.promised()).min(mapped)
+}
+
+/// Returns whether windows can promise more blocks.
+pub(super) fn has_spare(arena: &Arena) -> bool {
+    spare(arena, ALL) > 0
 }
 
 /// The window of a SYN, when `others` connections of the application are half open. It needs a large block, unless it is the least
@@ -50,7 +56,13 @@ impl Conn {
         if receiver.wanted() > receiver.granted() {
             self.extend_window(arena, turn);
         }
-        self.promise(self.rx.lacks(self.tcb.receiver.granted()), arena);
+        // A connection that was quiet promises its window again only if memory is free for it.
+        let mut lacks = self.rx.lacks(self.tcb.receiver.granted());
+        if lacks > self.promised {
+            let more = SMALLS * spare(arena, ALL);
+            lacks = lacks.min(self.promised.saturating_add(more.try_into().unwrap_or(u32::MAX)));
+        }
+        self.promise(lacks, arena);
     }
 
     /// Raises that limit by whole blocks.

@@ -153,3 +153,50 @@ fn idle_windows_leave_memory_to_writers() {
     };
     assert!(world.run_until(3 * SECOND, all));
 }
+
+/// Idle connections, whose windows were granted one after the other, receive a byte each.
+#[test]
+fn woken_windows_leave_memory_to_writers() {
+    let (mut world, _) = world(8 * MEGABYTE, 1);
+    let mut ends = Vec::new();
+    for _ in 0..20 {
+        let fresh: Vec<_> = (0..4).map(|_| connect(&mut world)).collect();
+        for _ in 0..4 {
+            let now = world.now;
+            fresh.iter().for_each(|[here, _]| world.hosts[0].send(now, *here, b"question"));
+            world.run(SECOND / 20);
+        }
+        ends.extend(fresh);
+        world.run(2 * SECOND);
+    }
+    let now = world.now;
+    ends.iter().for_each(|[here, _]| world.hosts[0].send(now, *here, b"?"));
+    world.run(SECOND / 20);
+    let (now, bytes) = (world.now, content(5, 100_000));
+    ends.iter().for_each(|[_, there]| world.hosts[1].send(now, *there, &bytes));
+    let all = |hosts: &mut [Host; 2]| {
+        ends.iter().all(|[here, _]| hosts[0].sessions[here].received.len() == bytes.len())
+    };
+    assert!(world.run_until(5 * SECOND, all));
+}
+
+/// The application reads all data while another connection waits for memory.
+#[test]
+fn full_window_opens_after_a_wait() {
+    for mtu in [1500, 9000] {
+        let mut world = World::new(1, mtu, Config::default());
+        world.hosts[1].listen(7, 2);
+        let [reader, writer] = [(); 2].map(|()| connect(&mut world));
+        let bytes = content(6, 2_000_000);
+        set_appetite(&mut world.hosts[1], reader[1], 0);
+        let now = world.now;
+        world.hosts[0].send(now, reader[0], &bytes);
+        world.run(3 * SECOND);
+        let now = world.now;
+        world.hosts[1].send(now, writer[1], &bytes);
+        set_appetite(&mut world.hosts[1], reader[1], usize::MAX);
+        world.hosts[1].read(now, reader[1]);
+        let all = |hosts: &mut [Host; 2]| hosts[1].sessions[&reader[1]].received.len() == bytes.len();
+        assert!(world.run_until(2 * SECOND, all), "MTU {mtu}");
+    }
+}

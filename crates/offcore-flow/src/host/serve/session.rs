@@ -427,7 +427,9 @@ impl Session {
     }
 
     /// The peer has ended its stream.
-    pub(super) fn peer_ended(&mut self, slot: &Slot) {
+    pub(super) fn peer_ended(&mut self, slot: &Slot, counts: &mut ServeCounts) {
+        // An urgent byte may come with the end, and the pair takes nothing later.
+        self.alarm(slot, counts);
         self.show(slot, flags::ENDED);
         self.shut();
     }

@@ -152,11 +152,11 @@ impl Serve {
     }
 
     pub(super) fn peer_ended(&mut self, conn: ConnId) {
-        let Self { apps, by_conn, .. } = self;
+        let Self { apps, by_conn, counts, .. } = self;
         let Some(&(app, number)) = by_conn.get(&conn) else { return };
         let application = apps.get_mut(app).and_then(Option::as_deref_mut);
         if let Some((session, slot)) = application.and_then(|app| app.both(number)) {
-            session.peer_ended(slot);
+            session.peer_ended(slot, counts);
         }
         self.settle(app, number);
     }
