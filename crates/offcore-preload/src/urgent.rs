@@ -12,7 +12,7 @@ use crate::vectors::Buffers;
 /// Receives the urgent byte.
 ///
 /// # Errors
-/// `EINVAL` if there is none, if it was read, and with `SO_OOBINLINE`. `EAGAIN` before it has arrived.
+/// `EINVAL` without an urgent byte, after it was read, and with `SO_OOBINLINE`. `EAGAIN` before the byte has arrived.
 ///
 /// # Safety
 /// The buffers can be written.

@@ -172,8 +172,8 @@ impl Cell {
             };
             far.within(run).with_context(|| server.tail())
         };
-        // nginx reads the file.
-        servers.iter().try_for_each(|server| window(server, 10).map(drop))?;
+        // nginx reads the file, and memory is allocated.
+        servers.iter().try_for_each(|server| window(server, self.flows).map(drop))?;
         let mut windows = [Vec::new(), Vec::new()];
         for pair in 0..options.pairs {
             for turn in [pair % 2, 1 - pair % 2] {

@@ -8,8 +8,8 @@
 //! theirs: the kernel's TCP ─── veth ── offcore switch, impair: ── veth ──┘
 //! ```
 //! Both paths have the same structure: a relay, an `offcore switch --idle sleep`, delays, limits, drops and reorders
-//! packets in both directions. Offloads are off, so that the relay gets single segments. The queue in front of
-//! the rate limit holds twice the bandwidth-delay product, and at least 512 packets. Each window is a new connection, measured
+//! packets in both directions. Offloads are off, so that the relay gets single segments. A relay
+//! holds twice the bandwidth-delay product, and at least 512 packets, packets in flight included. Each window is a new connection, measured
 //! from its first byte on, so slow start is part of the figure. The reader compares every byte. The
 //! kernels keep no metrics of earlier connections.
 //!

@@ -11,8 +11,8 @@
 //! alternate. On two cores the program, its stack and the relay share a core: a ratio includes the cost of switching between
 //! them.
 //!
-//! Answers of HTTP servers are compared byte by byte before each pair of windows, and each client's count of errors has to be
-//! 0. The balances of pgbench's accounts have to be the sum of its history.
+//! Before each window an answer of each HTTP server is compared byte by byte. Each client has to count 0 errors. The balances of
+//! pgbench's accounts have to be the sum of its history.
 
 mod clients;
 mod hosts;
@@ -106,7 +106,7 @@ impl ProgramOptions {
 /// Measures all cells. `emit` gets each finished row.
 ///
 /// # Errors
-/// A missing requirement ([`ProgramOptions::missing`]), a failed setup, an unanswered request, or a wrong byte.
+/// A missing requirement ([`ProgramOptions::missing`]), a failed setup, an error that a client reports, or a wrong byte.
 pub fn run(options: &ProgramOptions, progress: &Progress, emit: &mut dyn FnMut(Row)) -> Result<()> {
     if let Some(missing) = options.missing() {
         bail!("programs behind a TAP: {missing}");

@@ -182,6 +182,13 @@ impl Cell {
         pair("ours", Some("10.77.0.1/24"), &near, &far, self.under.offloads())?;
         pair("theirs", Some("10.78.0.1/24"), &near, &far, self.under.offloads())?;
         near.configure("theirs0", "10.78.0.2/24")?;
+        for (netns, interface, network, address) in [
+            (&near, "theirs0", "10.78.0.0/24", "10.78.0.2"),
+            (&far, "theirs1", "10.78.0.0/24", "10.78.0.1"),
+            (&far, "ours1", "10.77.0.0/24", "10.77.0.1"),
+        ] {
+            cubic(netns, interface, network, address)?;
+        }
         let mut ours = Host::open(self, &near, "ours0", pool)?;
         let mut theirs = Kernel::listen(self.side, &near)?;
         let (side, near_lcore) = (self.side, options.lcore);
@@ -284,7 +291,7 @@ pub(super) fn noise(ours: &[f64], theirs: &[f64]) -> Option<Bounds> {
     Some(Bounds { lower: ours.lower.min(theirs.lower), upper: ours.upper.max(theirs.upper) })
 }
 
-/// A row about the rates of windows, beside those of the kernel in the same place.
+/// A row of rates. The peer is the kernel's stack in the same place.
 pub(super) fn beside_kernel(ours: &[f64], theirs: &[f64]) -> Row {
     let pairs: Vec<_> = ours.iter().copied().zip(theirs.iter().copied()).collect();
     let (ratio, rates) = (paired_ratio(&pairs), Spread::of(ours));

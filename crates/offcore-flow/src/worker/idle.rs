@@ -181,7 +181,7 @@ impl Sleeper {
 struct Quiet {
     since: u64,
     until: u64,
-    /// Another program ran on the core in between. What it sent would have ended a sleep, too.
+    /// Another program ran on the core in between. Its data would have ended a sleep, too.
     interrupted: bool,
 }
 

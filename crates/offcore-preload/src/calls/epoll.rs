@@ -1,7 +1,7 @@
-//! What epoll sets have, and what they show of datagram sockets.
+//! Sessions in epoll sets, and the events of datagram sockets with errors.
 //!
-//! A session's descriptor shows an error as `EPOLLPRI`, which every set that has it is told. Events with this bit become what
-//! Linux shows.
+//! The descriptor of a session reports an error as `EPOLLPRI` to each set that it is in. Events with this bit are replaced with the
+//! events that Linux reports.
 
 use core::ffi::{c_int, c_short};
 
@@ -35,7 +35,7 @@ pub(super) unsafe extern "C" fn epoll_ctl(
         && !polled::remember(epoll, operation, fd, event)
     {
         // The error of epoll without memory.
-        // SAFETY: numbers.
+        // SAFETY: descriptors, which the kernel checks, and a null pointer, which `EPOLL_CTL_DEL` takes.
         unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, core::ptr::null_mut()) };
         return sys::returned_int(Err(libc::ENOMEM));
     }
@@ -45,7 +45,7 @@ pub(super) unsafe extern "C" fn epoll_ctl(
 /// Shows errors of datagram sockets in `count` events, and returns `count`.
 ///
 /// # Safety
-/// `events` are `count` ones of the program's, unless `count` is negative.
+/// `events` points to `count` events, unless `count` is negative.
 unsafe fn with_errors(epoll: c_int, events: *mut epoll_event, count: c_int) -> c_int {
     if count <= 0 || !table::has_datagrams() {
         return count;

@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn every_example_of_the_help_is_accepted() {
-        examples(EXAMPLES, 11).iter().for_each(|line| drop(parsed(line).unwrap()));
+        examples(EXAMPLES, 12).iter().for_each(|line| drop(parsed(line).unwrap()));
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Load<'_> {
     /// Runs all flows, `at_once` at a time.
     ///
     /// # Errors
-    /// Another answer than the file, or no progress for ten seconds.
+    /// Another answer than the file, or no progress for 30 seconds.
     pub(super) fn run(&self, at_once: usize) -> Result<Window> {
         let limit = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });

@@ -103,7 +103,7 @@ fn site(dir: &str) -> String {
     format!(
         "keepalive_requests 1000000000;\nkeepalive_timeout 600;\nopen_file_cache max=100 inactive=1h;\n\
          open_file_cache_valid 1h;\n\
-         server {{\n  listen {PORT} backlog=4096;\n  root {dir}/files;\n\
+         server {{\n  listen {PORT} backlog=8192;\n  root {dir}/files;\n\
          \x20 location /read/ {{ alias {dir}/files/; sendfile off; }}\n\
          \x20 location /push/ {{ alias {dir}/files/; tcp_nopush off; }}\n}}\n"
     )
@@ -158,6 +158,7 @@ impl Server {
 
     /// nginx on the kernel's stack.
     pub(in crate::tcp) fn kernels(site: &Site<'_>, netns: &Netns) -> Result<Self> {
+        netns.run("sysctl", &["-qw", "net.core.somaxconn=8192"])?;
         Self::start(site, (site.command(netns, Path::new("env")), "theirs"), "10.78.0.2", None)
     }
 

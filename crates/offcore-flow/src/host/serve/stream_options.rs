@@ -49,7 +49,7 @@ pub(super) fn name_congestion(slot: &Slot, usual: Algorithm) {
     }
 }
 
-/// Seconds and count of probes; 0 is what is usual.
+/// `idle` and `interval` are in seconds. A 0 selects the default.
 pub(super) fn keep_alive([idle, interval, count]: [u32; 3]) -> KeepAlive {
     let usual = KeepAlive::default();
     let micros = |seconds: u32, usual| if seconds == 0 { usual } else { u64::from(seconds) * 1_000_000 };

@@ -278,6 +278,15 @@ fn paths(rows: &[&Row]) -> String {
             bound at 90 %; noise: how far from 1 that of our windows to one another is, or of the kernel's.\n"
 }
 
+/// The ratio to the peer with its lower bound, or with `?` inside of the noise, where a bound says nothing.
+fn beyond_noise(row: &Row) -> String {
+    let says = |ratio: f64| row.noise_floor.is_some_and(|floor| (ratio - 1.0).abs() > floor);
+    match row.peer_ratio {
+        Some(ratio) if !says(ratio) => format!("{} ?", times(row.peer_ratio)),
+        ratio => bounded(ratio, row.peer_ratio_lower),
+    }
+}
+
 fn milliseconds(ns: Option<f64>) -> String {
     digits(ns.map(|ns| ns / 1e6), 2)
 }
@@ -291,7 +300,7 @@ fn many_flows(rows: &[&Row]) -> String {
             or_dash(row.connections),
             format!("{:.0}", row.median),
             digits(row.peer_median, 0),
-            bounded(row.peer_ratio, row.peer_ratio_lower),
+            beyond_noise(row),
             noise(row, row.peer_ratio),
             milliseconds(row.p50_ns),
             milliseconds(row.peer_p50_ns),
@@ -307,27 +316,22 @@ fn many_flows(rows: &[&Row]) -> String {
     }
     text + "Connections that fetch a file from nginx with Debian's configuration, on our stack over af_packet and on the kernel's\n\
             (kernel), over veth or a relay (offcore switch), in turns. Stack and nginx share a core; client and relay have the\n\
-            other. Ratio: median of the ratios of paired windows, and its lower bound at 90 %; noise: how far from 1 that of our\n\
-            windows to one another is, or of the kernel's. p50, p99: from connect to the end of the stream. Compared: files\n\
-            whose bytes were compared. Over veth the kernel passes files by reference; ours are copied.\n"
+            other. The last connection ends a window. Ratio: median of the ratios of paired windows, and its lower bound at 90 %;\n\
+            ?: inside of the noise; noise: how far from 1 that of our windows to one another is, or of the kernel's. p50, p99:\n\
+            from connect to the end of the stream, medians of the windows; a lost SYN takes a second. Compared: files whose\n\
+            bytes were compared. Over veth the kernel passes files by reference; ours are copied.\n"
 }
 
 /// nginx beside the same on the kernel's stack.
 fn http(rows: &[&Row]) -> String {
     let cells = rows.iter().map(|row| {
-        // Inside of the noise a bound says nothing.
-        let says = |ratio: f64| row.noise_floor.is_some_and(|floor| (ratio - 1.0).abs() > floor);
-        let ratio = match row.peer_ratio {
-            Some(ratio) if !says(ratio) => format!("{} ?", times(row.peer_ratio)),
-            ratio => bounded(ratio, row.peer_ratio_lower),
-        };
         [
             row.case.strip_prefix("http ").unwrap_or(&row.case).into(),
             or_dash(row.chunk.map(kib)),
             or_dash(row.connections),
             format!("{:.0}{}", row.median * 1e6, if row.unsteady > 0 { "!" } else { "" }),
             digits(row.peer_median.map(|rate| rate * 1e6), 0),
-            ratio,
+            beyond_noise(row),
             noise(row, row.peer_ratio),
             digits(row.server_us_per_request, 1),
             digits(row.peer_server_us_per_request, 1),
@@ -368,7 +372,7 @@ fn behind_tap(rows: &[&Row]) -> String {
             or_dash(row.connections),
             format!("{:.0}", row.median),
             digits(row.peer_median, 0),
-            bounded(row.peer_ratio, row.peer_ratio_lower),
+            beyond_noise(row),
             noise(row, row.peer_ratio),
             row.verified.to_string(),
         ]
@@ -379,9 +383,9 @@ fn behind_tap(rows: &[&Row]) -> String {
     }
     text + "Programs on our stack, which holds the client's TAP, and on the kernel's (kernel), behind a TAP and a relay (offcore\n\
             switch), in turns. Program, stack and relay share a core, the client has the other. Answers: requests, or\n\
-            transactions of pgbench. Ratio: median of the ratios of paired windows, and its lower bound at 90 %; noise: how far\n\
-            from 1 that of our windows to one another is, or of the kernel's. Checked: answers compared byte by byte, or\n\
-            transactions whose sums were compared.\n"
+            transactions of pgbench. Ratio: median of the ratios of paired windows, and its lower bound at 90 %; ?: inside of the\n\
+            noise; noise: how far from 1 that of our windows to one another is, or of the kernel's. Checked: answers compared\n\
+            byte by byte, one before each window, or transactions whose sums were compared.\n"
 }
 
 /// What both cores have of a sum.
