@@ -6,8 +6,8 @@
 //!
 //! | state | what is done | what `poll` shows |
 //! |---|---|---|
-//! | data to be read, or an error of a datagram socket | the stack writes one byte, the *token* | `IN`, and a new edge with each byte |
-//! | an error of a datagram socket | the token has the value [`ALARM`] and is sent with `MSG_OOB` | `IN PRI` |
+//! | data to be read | the stack writes one byte, the *token* | `IN`, and a new edge with each byte |
+//! | an error of a datagram socket, or an urgent byte of a stream | the token has the value [`ALARM`] and is sent with `MSG_OOB` | `IN PRI` |
 //! | no room to write, connecting, listening | the application's end has unread bytes: the *gate* | no `OUT`; an edge when the stack reads them |
 //! | the peer has ended its stream | the stack shuts its end down for writing | `IN RDHUP` |
 //! | reset, or the stack is dead | the stack's end closes over an unread byte, which is there from the beginning | `IN OUT ERR HUP RDHUP` |

@@ -143,12 +143,9 @@ impl Cell {
         }
         theirs.configure("theirsa0", "10.78.0.2/24")?;
         let far_end = if self.path.is_some() { "b1" } else { "a1" };
-        for (netns, interface, network, address) in [
-            (&theirs, "theirsa0".to_owned(), "10.78.0.0/24", "10.78.0.2"),
-            (&far, format!("theirs{far_end}"), "10.78.0.0/24", "10.78.0.1"),
-            (&far, format!("ours{far_end}"), "10.77.0.0/24", "10.77.0.1"),
-        ] {
-            congestion_control(netns, &interface, network, address, "cubic")?;
+        let [to_theirs, to_ours] = ["theirs", "ours"].map(|name| format!("{name}{far_end}"));
+        congestion_control((&theirs, "theirsa0"), (&far, [&to_theirs, &to_ours]), "cubic")?;
+        for netns in [&theirs, &far] {
             netns.run("sysctl", &["-qw", "net.ipv4.tcp_no_metrics_save=1"])?;
         }
         let start = |name: &str, path| start_relay(path, name, &relay, &options.binary, other_lcore);

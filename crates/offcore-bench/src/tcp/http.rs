@@ -31,7 +31,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use offcore_stats::named;
 
-use super::veth::{FAR_BOUND, beside_kernel, cubic, pair};
+use super::veth::{FAR_BOUND, beside_kernel, congestion_control, pair};
 use crate::peer::netns::{self, Netns};
 use crate::peer::tempdir::TempDir;
 use crate::report::progress::Progress;
@@ -108,14 +108,7 @@ pub fn run(options: &HttpOptions, progress: &Progress, emit: &mut dyn FnMut(Row)
     pair("ours", Some("10.77.0.1/24"), &ours, &far, true)?;
     pair("theirs", Some("10.78.0.1/24"), &theirs, &far, true)?;
     theirs.configure("theirs0", "10.78.0.2/24")?;
-    // The kernel's stack has what this machine has otherwise; ours has CUBIC.
-    for (netns, interface, network, address) in [
-        (&theirs, "theirs0", "10.78.0.0/24", "10.78.0.2"),
-        (&far, "theirs1", "10.78.0.0/24", "10.78.0.1"),
-        (&far, "ours1", "10.77.0.0/24", "10.77.0.1"),
-    ] {
-        cubic(netns, interface, network, address)?;
-    }
+    congestion_control((&theirs, "theirs0"), (&far, ["theirs1", "ours1"]), "cubic")?;
     let version = server::version()?;
     let dir = TempDir::new()?;
     let site = Site::new(&dir, options.lcore, &far)?;

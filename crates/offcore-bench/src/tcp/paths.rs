@@ -162,12 +162,8 @@ fn measure(
         pair(&format!("{name}b"), Some(address), &relay, &far, false)?;
     }
     near.configure("theirsa0", "10.78.0.2/24")?;
-    for (netns, interface, network, address) in [
-        (&near, "theirsa0", "10.78.0.0/24", "10.78.0.2"),
-        (&far, "theirsb1", "10.78.0.0/24", "10.78.0.1"),
-        (&far, "oursb1", "10.77.0.0/24", "10.77.0.1"),
-    ] {
-        congestion_control(netns, interface, network, address, algorithm(side))?;
+    congestion_control((&near, "theirsa0"), (&far, ["theirsb1", "oursb1"]), algorithm(side))?;
+    for netns in [&near, &far] {
         netns.run("sysctl", &["-qw", "net.ipv4.tcp_no_metrics_save=1"])?;
     }
     let relays = ["ours", "theirs"].map(|name| start_relay(path, name, &relay, &options.binary, other_lcore));

@@ -17,7 +17,7 @@
 mod clients;
 mod hosts;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use offcore_stats::named;
@@ -97,9 +97,8 @@ impl ProgramOptions {
 
     /// A missing requirement of this machine, if any.
     pub fn missing(&self) -> Option<String> {
-        let conf = || (!Path::new(server::CONF).exists()).then(|| format!("{} is missing", server::CONF));
         let postgres = || postgres_directory().err().map(|error| error.to_string());
-        netns::missing((self.lcore, self.other_lcore), &PROGRAMS).or_else(conf).or_else(postgres)
+        netns::missing((self.lcore, self.other_lcore), &PROGRAMS).or_else(server::missing).or_else(postgres)
     }
 }
 

@@ -182,13 +182,7 @@ impl Cell {
         pair("ours", Some("10.77.0.1/24"), &near, &far, self.under.offloads())?;
         pair("theirs", Some("10.78.0.1/24"), &near, &far, self.under.offloads())?;
         near.configure("theirs0", "10.78.0.2/24")?;
-        for (netns, interface, network, address) in [
-            (&near, "theirs0", "10.78.0.0/24", "10.78.0.2"),
-            (&far, "theirs1", "10.78.0.0/24", "10.78.0.1"),
-            (&far, "ours1", "10.77.0.0/24", "10.77.0.1"),
-        ] {
-            cubic(netns, interface, network, address)?;
-        }
+        congestion_control((&near, "theirs0"), (&far, ["theirs1", "ours1"]), "cubic")?;
         let mut ours = Host::open(self, &near, "ours0", pool)?;
         let mut theirs = Kernel::listen(self.side, &near)?;
         let (side, near_lcore) = (self.side, options.lcore);
@@ -265,20 +259,21 @@ pub(super) fn pair(
     address.map_or(Ok(()), |address| far.configure(&ends[1], address))
 }
 
-/// Selects CUBIC, as in our stack, for the kernel's connections on a network.
-pub(super) fn cubic(netns: &Netns, interface: &str, network: &str, address: &str) -> Result<()> {
-    congestion_control(netns, interface, network, address, "cubic")
-}
-
-/// Has the kernel use the congestion control `name` on a network.
+/// Has the kernels use the congestion control `name`: at 10.78.0.2, and at the other ends of this network and of ours. Our stack
+/// has CUBIC.
 pub(super) fn congestion_control(
-    netns: &Netns,
-    interface: &str,
-    network: &str,
-    address: &str,
+    (theirs, interface): (&Netns, &str),
+    (far, [to_theirs, to_ours]): (&Netns, [&str; 2]),
     name: &str,
 ) -> Result<()> {
-    netns.ip(&["route", "change", network, "dev", interface, "src", address, "congctl", name]).map(drop)
+    for (netns, interface, network, address) in [
+        (theirs, interface, "10.78.0.0/24", "10.78.0.2"),
+        (far, to_theirs, "10.78.0.0/24", "10.78.0.1"),
+        (far, to_ours, "10.77.0.0/24", "10.77.0.1"),
+    ] {
+        netns.ip(&["route", "change", network, "dev", interface, "src", address, "congctl", name])?;
+    }
+    Ok(())
 }
 
 /// Of the windows of either side to one another, the wider: how far from 1 a ratio may be for no reason.

@@ -1,4 +1,4 @@
-//! Applications that wait for memory to write to.
+//! Connections that wait for memory: for a receive window, or for an application that writes.
 //!
 //! Who can write nothing for want of memory is looked after now and then: of a connection that has nothing under way no
 //! acknowledgement comes that would do it.

@@ -20,7 +20,7 @@ use crate::peer::tempdir::TempDir;
 
 pub(in crate::tcp) const PORT: u16 = 8080;
 /// Debian's configuration of nginx.
-pub(in crate::tcp) const CONF: &str = "/etc/nginx/nginx.conf";
+const CONF: &str = "/etc/nginx/nginx.conf";
 
 /// What both servers have: files, and a core.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ pub(in crate::tcp) fn version() -> Result<String> {
 #[derive(Debug)]
 pub(in crate::tcp) struct Server {
     pub(in crate::tcp) address: SocketAddr,
-    pub(in crate::tcp) lcore: usize,
+    pub(super) lcore: usize,
     nginx: Process,
     stack: Option<Process>,
 }

@@ -14,7 +14,7 @@ use crate::machine::find_program;
 use crate::peer::netns::{Netns, checked};
 use crate::peer::process::{Process, TIMEOUT};
 use crate::tcp::http::server::{self, Server, Site};
-use crate::tcp::veth::cubic;
+use crate::tcp::veth::congestion_control;
 
 pub(super) const NGINX: u16 = server::PORT;
 pub(super) const PHP: u16 = 8081;
@@ -62,13 +62,7 @@ impl<'a> Hosts<'a> {
         client.configure("ours", "10.77.0.1/24")?;
         client.configure("near", "10.78.0.1/24")?;
         kernel.configure("theirs", &format!("{}/24", ADDRESSES[1]))?;
-        for (netns, interface, network, address) in [
-            (client, "ours", "10.77.0.0/24", "10.77.0.1"),
-            (client, "near", "10.78.0.0/24", "10.78.0.1"),
-            (kernel, "theirs", "10.78.0.0/24", ADDRESSES[1]),
-        ] {
-            cubic(netns, interface, network, address)?;
-        }
+        congestion_control((kernel, "theirs"), (client, ["near", "ours"]), "cubic")?;
         hosts.wait("the stack's socket", |hosts| hosts.socket.exists())?;
         Ok(hosts)
     }
