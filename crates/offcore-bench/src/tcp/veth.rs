@@ -259,8 +259,7 @@ pub(super) fn pair(
     address.map_or(Ok(()), |address| far.configure(&ends[1], address))
 }
 
-/// Has the kernels use the congestion control `name`: at 10.78.0.2, and at the other ends of this network and of ours. Our stack
-/// has CUBIC.
+/// Sets the congestion control `name` of the kernel at 10.78.0.2 and of the far kernel. Our stack has CUBIC.
 pub(super) fn congestion_control(
     (theirs, interface): (&Netns, &str),
     (far, [to_theirs, to_ours]): (&Netns, [&str; 2]),
