@@ -161,10 +161,10 @@ pub(crate) enum Decided {
 pub(crate) fn bind(fd: c_int, entry: Entry, to: SocketAddr) -> Result<Decided, Errno> {
     let ip = to.ip();
     let any = ip.is_unspecified();
-    // A rule can name a datagram socket at all addresses, or at a group.
+    // The stack takes a datagram socket at all addresses, or at a group, if a rule names it or it joins a group of the stack.
     let ours = (any || ip.is_multicast())
         && entry.kind == Kind::OpenDatagrams
-        && rules::may_listen(entry.kind, to.port());
+        && (rules::may_listen(entry.kind, to.port()) || memberships::joins_later(entry));
     if !ours && (any || ip.is_loopback() || ip.is_multicast() || rules::is_kernels(ip)?) {
         if !any {
             let why = if ip.is_loopback() || ip.is_multicast() { rules::NEVER } else { rules::KERNELS };
@@ -215,7 +215,7 @@ pub(crate) fn take(fd: c_int, entry: Entry, at: Option<SocketAddr>) -> Result<Se
 }
 
 /// Stores a change of an undecided socket's memberships that the kernel has made. A group for which the kernel has no interface may be
-/// the stack's: then the socket becomes a session.
+/// the stack's: then the socket becomes a session, or joins when it becomes one.
 ///
 /// # Errors
 /// The kernel's, or the stack's.
@@ -231,15 +231,22 @@ pub(crate) unsafe fn change_membership(
 ) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     let Ok(group) = (unsafe { Group::of(option.0, option.1, value, len) }) else { return changed };
-    if changed != Err(libc::ENODEV) || change == Change::Leave {
-        changed?;
+    if changed.is_ok() {
         memberships::note(entry, change, group);
         return Ok(());
     }
+    if change == Change::Leave {
+        return if memberships::leave(entry, group) { Ok(()) } else { changed };
+    }
     let bound = address::of_kernel(fd);
     let port = bound.map_or(0, |bound| bound.port());
-    if rules::named(entry.kind, port) == Some(false) || !group.has_interface() {
+    let named = rules::named(entry.kind, port) != Some(false);
+    if changed != Err(libc::ENODEV) || !named || !group.has_interface() {
         return changed;
+    }
+    if port == 0 {
+        // Without a port it receives nothing, and the program may bind it later.
+        return memberships::join_later(entry, group);
     }
     let session = take(fd, entry, bound)?;
     explain::say("join", entry.kind, SocketAddr::new(group.address(), port), Goes::Stack);

@@ -187,9 +187,33 @@ pub(crate) fn note(entry: Entry, change: Change, group: Group) {
     hold(|known| known.note(entry.place, change, group));
 }
 
+/// Stores a group that an undecided socket joins when it becomes a session.
+///
+/// # Errors
+/// `EADDRINUSE` if the group is stored.
+pub(crate) fn join_later(entry: Entry, group: Group) -> Result<(), Errno> {
+    hold(|known| {
+        if known.find(entry.place, |known| known == group).is_some() {
+            return Err(libc::EADDRINUSE);
+        }
+        known.add(Stored { number: entry.place, group, later: true });
+        Ok(())
+    })
+}
+
+/// Whether an undecided socket joins groups later that the kernel cannot join.
+pub(crate) fn joins_later(entry: Entry) -> bool {
+    hold(|known| known.list.iter().any(|stored| stored.number == entry.place && stored.later))
+}
+
+/// Removes a stored group of an undecided socket. Returns `false` if the group is not stored.
+pub(crate) fn leave(entry: Entry, group: Group) -> bool {
+    hold(|known| known.leave(entry.place, group))
+}
+
 /// An undecided socket has become a session, which joins its groups.
 pub(crate) fn carry(entry: Entry, session: &Session) {
-    if hold(|known| known.list.iter().any(|(number, _)| *number == entry.place)) {
+    if hold(|known| known.list.iter().any(|stored| stored.number == entry.place)) {
         session.slot.kept.set(kept_name(NUMBER.0, NUMBER.1), entry.place);
         join_again(session);
     }
@@ -198,10 +222,10 @@ pub(crate) fn carry(entry: Entry, session: &Session) {
 /// Joins the groups of a socket at the stack that it has now.
 pub(crate) fn join_again(session: &Session) {
     let Some(number) = number_of(session.slot) else { return };
-    let mut groups = hold(|known| known.list);
-    for (_, group) in groups.iter_mut().filter(|(of, _)| *of == number) {
+    let all = hold(|known| known.list);
+    for stored in all.iter().filter(|stored| stored.number == number) {
         // An interface of the kernel, or of the stack before, may be missing.
-        let _ = group.ask(session.slot.identity.number.load(Ordering::Relaxed), Membership::Join);
+        let _ = stored.group.ask(session.slot.identity.number.load(Ordering::Relaxed), Membership::Join);
     }
 }
 
@@ -276,9 +300,19 @@ fn is_there(v6: bool, address: Ipv4Addr, index: u32) -> bool {
     none || Group { group, index, address }.has_interface()
 }
 
-/// Stored memberships: the number of the socket, 0 for none, and the group.
+/// A stored membership.
+#[derive(Clone, Copy)]
+struct Stored {
+    /// The number of the socket; 0 for a free place.
+    number: u32,
+    group: Group,
+    /// The kernel has not joined the group.
+    later: bool,
+}
+
+/// Stored memberships.
 struct Known {
-    list: [(u32, Group); STORED],
+    list: [Stored; STORED],
 }
 
 /// The memberships; the lock of the registrations protects them.
@@ -289,22 +323,37 @@ unsafe impl Sync for Locked {}
 
 const NO_GROUP: Group =
     Group { group: IpAddr::V4(Ipv4Addr::UNSPECIFIED), index: 0, address: Ipv4Addr::UNSPECIFIED };
-static KNOWN: Locked = Locked(UnsafeCell::new(Known { list: [(0, NO_GROUP); STORED] }));
+const FREE: Stored = Stored { number: 0, group: NO_GROUP, later: false };
+static KNOWN: Locked = Locked(UnsafeCell::new(Known { list: [FREE; STORED] }));
 /// The place of the next one when all are used.
 static OLDEST: AtomicU32 = AtomicU32::new(0);
 
 impl Known {
+    /// The place of a socket's group for which `is` is true.
+    fn find(&self, number: u32, is: impl Fn(Group) -> bool) -> Option<usize> {
+        self.list.iter().position(|stored| stored.number == number && is(stored.group))
+    }
+
+    /// Removes the group with this interface, or otherwise with any interface. Returns whether there was one.
+    fn leave(&mut self, number: u32, group: Group) -> bool {
+        let same = self.find(number, |known| known == group);
+        let at = same.or_else(|| self.find(number, |known| known.group == group.group));
+        at.into_iter().for_each(|at| self.list[at] = FREE);
+        at.is_some()
+    }
+
     fn note(&mut self, number: u32, change: Change, group: Group) {
-        let same = |(of, known): &(u32, Group)| *of == number && *known == group;
         if change == Change::Leave {
-            let left = |(of, known): &(u32, Group)| *of == number && known.group == group.group;
-            let at = self.list.iter().position(same).or_else(|| self.list.iter().position(left));
-            at.into_iter().for_each(|at| self.list[at] = (0, NO_GROUP));
-            return;
+            self.leave(number, group);
+        } else {
+            self.add(Stored { number, group, later: false });
         }
-        let free = self.list.iter().position(|(of, _)| *of == 0);
+    }
+
+    fn add(&mut self, new: Stored) {
+        let free = self.list.iter().position(|stored| stored.number == 0);
         let at = free.unwrap_or_else(|| OLDEST.fetch_add(1, Ordering::Relaxed) as usize % STORED);
-        self.list[at] = (number, group);
+        self.list[at] = new;
     }
 }
 

@@ -250,10 +250,54 @@ impl Session {
 
     /// Waits until the pair has a byte again, for the stack's answer to a mark.
     fn wait_announced_again(&self) {
+        self.wait_for_stack(|| sys::readable(self.fd) != Ok(0));
+    }
+
+    /// Takes the byte that announced the data just read, and waits for it if it is on its way. Returns `false` without a byte.
+    fn take_announced(&self) -> bool {
+        if self.take(usize::MAX).is_ok() {
+            return true;
+        }
+        self.wait_for_stack(|| sys::readable(self.fd) != Ok(0));
+        self.take(usize::MAX).is_ok()
+    }
+
+    /// Whether the stack announces the data just read. Returns `None` if it is late to decide.
+    fn decision(&self) -> Option<bool> {
+        let mut decision = None;
+        let mut decided = || {
+            decision = self.slot.wake.decision();
+            decision.is_some()
+        };
+        let _ = Self::spin(&mut decided) || self.wait_for_stack(&mut decided);
+        decision
+    }
+
+    /// Waits until `done`, which the stack brings about within a round, or until the session is over. It does not wait in a sandbox,
+    /// which may kill the process for the system calls. Returns whether it is done.
+    fn wait_for_stack(&self, mut done: impl FnMut() -> bool) -> bool {
+        if sys::is_sandboxed() {
+            return done();
+        }
         let end = sys::now() + LATEST_ANSWER;
-        while !sys::is_sandboxed() && sys::readable(self.fd) == Ok(0) && !self.is_over() && sys::now() < end {
+        while !done() {
+            if self.is_over() || sys::now() >= end {
+                return false;
+            }
             sys::yield_now();
         }
+        true
+    }
+
+    /// Calls `done` until it returns true, at most [`SPINS`] times.
+    fn spin(mut done: impl FnMut() -> bool) -> bool {
+        (0..SPINS).any(|_| {
+            let done = done();
+            if !done {
+                core::hint::spin_loop();
+            }
+            done
+        })
     }
 
     /// An error of a datagram socket that a call has met after it has done something: the next one returns it.
@@ -328,20 +372,8 @@ impl Session {
     pub(crate) fn ask_for_blocks(&self, len: usize) {
         let Some(ask) = self.slot.want(len) else { return };
         self.mark();
-        for _ in 0..SPINS {
-            if self.slot.is_answered(&ask) {
-                return;
-            }
-            core::hint::spin_loop();
-        }
-        // A sandbox may kill the process for these system calls.
-        if sys::is_sandboxed() {
-            return;
-        }
-        let end = sys::now() + LATEST_ANSWER;
-        while !self.slot.is_answered(&ask) && !self.is_over() && sys::now() < end {
-            sys::yield_now();
-        }
+        let answered = || self.slot.is_answered(&ask);
+        let _ = Self::spin(answered) || self.wait_for_stack(answered);
     }
 
     /// Bytes that were written and not acknowledged.
@@ -358,12 +390,14 @@ impl Session {
             return;
         }
         let (wake, leftover) = (&self.slot.wake, &self.slot.wishes.leftover);
-        let announced = wake.is_announced();
         let alarmed = wake.is_alarmed();
         let urgent = alarmed && self.is_urgent();
         // `poll` shows no data below the low-water mark.
         let has_data = left > 0 && (self.is_datagrams() || left >= self.least());
         let shown = has_data || urgent;
+        let announced = if shown { Some(wake.is_announced()) } else { self.decision() };
+        // Without a decision the byte may still come.
+        let Some(announced) = announced else { return };
         let mut all_taken = false;
         if alarmed && !urgent {
             if !self.take_all() {
@@ -378,11 +412,12 @@ impl Session {
             leftover.store(if bytes > TOKENS { 1 } else { bytes }, Ordering::Relaxed);
         } else if shown || !announced && leftover.load(Ordering::Relaxed) == 0 {
             return;
-        } else if self.take(usize::MAX).is_err() {
-            // A byte that is on its way is taken by who finds nothing else.
-            return;
         } else {
+            let taken = if announced { self.take_announced() } else { self.take(usize::MAX).is_ok() };
             leftover.store(0, Ordering::Relaxed);
+            if !taken {
+                return;
+            }
         }
         wake.taken();
         if all_taken || reader.available() > left || !urgent && self.slot.identity.has_failed() {
@@ -415,6 +450,7 @@ impl Session {
         let reader = self.reader()?;
         if reader.available() == 0 {
             self.take_all();
+            self.slot.wishes.leftover.store(0, Ordering::Relaxed);
             self.slot.wake.taken();
             if reader.available() > 0 || self.slot.identity.has_failed() {
                 self.mark();

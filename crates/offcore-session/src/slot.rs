@@ -390,6 +390,11 @@ impl Slot {
         self.identity.has_failed() || self.undelivered().load(Ordering::Acquire) > 0
     }
 
+    /// Whether the application has received bytes to read. The stack must not rely on it: the application stores the index.
+    pub fn has_unread(&self) -> bool {
+        self.rx.index() != self.rx.edge()
+    }
+
     /// The position of the urgent byte, if there is one.
     pub fn urgent(&self) -> Option<u64> {
         self.rx.urgent.load(Ordering::Acquire).checked_sub(1)

@@ -13,11 +13,14 @@
 //! | reset, or the stack is dead | the stack's end closes over an unread byte, which is there from the beginning | `IN OUT ERR HUP RDHUP` |
 //! | the last descriptor of the application is closed | the kernel | the stack's end: `HUP` |
 //!
-//! **Token.** The stack commits bytes, executes a full fence, and swaps 1 into `token`; if that was 0 it writes the byte.
-//! The application, when it has read everything, takes the byte, stores 0, executes a full fence, and looks once more
+//! **Token.** The stack commits bytes, executes a full fence, and swaps `DECIDING` into `token`. If that was 0, it executes
+//! another fence and looks whether the bytes are still unread: then it stores `SENT` and writes the byte, else it stores 0.
+//! The application, when it has read everything, executes a full fence and loads `token`. While the stack decides it waits;
+//! after `SENT` it takes the byte, stores 0, executes a full fence, and looks once more
 //! whether there are bytes. If so it marks its session, and the stack announces again. So whenever a call returns and
-//! there are bytes, the byte is in the pair, or the session is marked. A byte may be there without data: an application
-//! that finds it takes it. Who always leaves data, and waits for edges, gets one by each announcement after a read: it leaves
+//! there are bytes, the byte is in the pair, or the session is marked. When a call returns and there are no bytes, the pair is
+//! empty, so that a blocking read after `poll` does not hang. There are two exceptions: a process that shared the session has died,
+//! or the stack is late by 100 ms. Then the next read takes the byte. Who always leaves data, and waits for edges, gets one by each announcement after a read: it leaves
 //! [`TOKENS`] bytes, and then all but one are taken, so that the next one finds room. An error of a datagram socket is announced as data is, and looked for as well.
 //!
 //! **Alarm.** The stack stores an error, executes a full fence, and swaps 1 into `alarm`; if that was 0 it writes the byte. The
@@ -38,6 +41,9 @@ use crate::sync::{AtomicU32, Ordering, fence};
 pub const TOKENS: u32 = 2;
 /// Value of a token that is an alarm. Others are 0.
 pub const ALARM: u8 = 1;
+/// Values of the word `token`: the stack looks whether it writes the byte, and it has written the byte or is about to.
+const DECIDING: u32 = 1;
+const SENT: u32 = 2;
 
 /// The words of a session that say who waits. Both sides store to them; what an application stores can keep nobody but
 /// its own processes asleep, or wake them up too often.
@@ -51,17 +57,41 @@ pub struct Wake {
 }
 
 impl Wake {
-    /// The stack has committed bytes, or has something else to be read. `true`: it is to write the byte.
+    /// The stack has committed bytes or an error. `any` returns whether some of it is still unread. Returns whether the stack writes
+    /// the byte.
     #[inline]
-    pub fn announce(&self) -> bool {
+    pub fn announce(&self, any: impl FnOnce() -> bool) -> bool {
         fence(Ordering::SeqCst);
-        self.token.load(Ordering::Relaxed) == 0 && self.token.swap(1, Ordering::AcqRel) == 0
+        if self.token.load(Ordering::Relaxed) != 0 || self.token.swap(DECIDING, Ordering::AcqRel) != 0 {
+            return false;
+        }
+        // Either a call that has read everything sees the word, or `any` sees the new index.
+        fence(Ordering::SeqCst);
+        let any = any();
+        self.token.store(if any { SENT } else { 0 }, Ordering::Release);
+        any
+    }
+
+    /// The stack writes a byte in any case.
+    pub fn announce_always(&self) {
+        self.token.store(SENT, Ordering::Release);
     }
 
     /// Whether a byte is in the pair, or about to be.
     #[inline]
     pub fn is_announced(&self) -> bool {
         self.token.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether a byte is in the pair, or about to be. The application calls it when it has read everything. Returns `None` while
+    /// the stack decides.
+    #[inline]
+    pub fn decision(&self) -> Option<bool> {
+        fence(Ordering::SeqCst);
+        match self.token.load(Ordering::Acquire) {
+            DECIDING => None,
+            token => Some(token != 0),
+        }
     }
 
     /// The application has taken the byte. It is to look once more whether there is data, after this.

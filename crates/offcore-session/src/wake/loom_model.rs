@@ -49,8 +49,8 @@ impl Session {
 
     /// The stack commits a byte and announces it.
     fn commit(&self) {
-        let tail = self.tail.load(Ordering::Relaxed);
-        self.tail.store(tail + 1, Ordering::Release);
+        // A load before would hide others' loads from loom, which keeps one access of each atomic.
+        self.tail.fetch_add(1, Ordering::Release);
         self.announce();
     }
 
@@ -65,7 +65,7 @@ impl Session {
     }
 
     fn announce(&self) {
-        if self.wake.announce() {
+        if self.wake.announce(|| self.available() > 0 || self.has_failed()) {
             self.byte.fetch_add(1, Ordering::SeqCst);
         }
     }
@@ -82,15 +82,24 @@ impl Session {
     }
 
     fn settle(&self) {
-        if self.available() > 0 || !self.wake.is_announced() {
+        if self.available() > 0 {
             return;
         }
-        // Not to be had as long as it was not written.
-        if self.byte.compare_exchange(1, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            self.wake.taken();
-            if self.available() > 0 || self.has_failed() {
-                self.control.mark(3);
+        let announced = loop {
+            match self.wake.decision() {
+                Some(announced) => break announced,
+                None => thread::yield_now(),
             }
+        };
+        if !announced {
+            return;
+        }
+        while self.byte.compare_exchange(1, 0, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            thread::yield_now();
+        }
+        self.wake.taken();
+        if self.available() > 0 || self.has_failed() {
+            self.control.mark(3);
         }
     }
 
@@ -141,6 +150,21 @@ fn data_is_announced_or_marked() {
         if session.byte.load(Ordering::SeqCst) == 0 {
             assert!(!session.wake.is_announced(), "later data would not be announced");
         }
+    });
+}
+
+#[test]
+fn poll_shows_no_data_that_was_read() {
+    loom::model(|| {
+        let session = Session::new();
+        let stack = Arc::clone(&session);
+        let stack = thread::spawn(move || stack.commit());
+        session.read();
+        session.read();
+        stack.join().unwrap();
+        session.look();
+        let there = session.available();
+        assert_eq!(session.byte.load(Ordering::SeqCst), there, "a byte for data, and for nothing else");
     });
 }
 

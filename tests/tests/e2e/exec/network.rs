@@ -1,12 +1,15 @@
 //! Sockets use the stack or fail. They never switch to the kernel's network by themselves.
 
 use std::fs;
+use std::net::UdpSocket;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use peers::offcore::Signal;
 use peers::{Need, Netns, offcore, one_core, require};
 
-use super::{KERNEL, NEEDS, STACK, Stage, until};
+use super::super::tcp::TAP;
+use super::{KERNEL, NEEDS, STACK, Stage, TIMEOUT, finish, until};
 
 /// Connects to a neighbour without waiting, and listens at an address of the stack and at the wildcard address. Prints the results.
 /// The kernel has a route to the neighbour, too.
@@ -242,5 +245,41 @@ fn executed_programs_keep_the_library() {
             assert_eq!(values("OFFCORE_STACK="), [stage.socket()], "{way} {preload:?}");
         }
     }
+    stage.stop();
+}
+
+/// Joins a group before it binds its socket; the kernel has no interface for the group here.
+const EARLY_MEMBER: &str = "
+import errno, socket, struct, sys
+joined = socket.inet_aton('239.1.2.3') + socket.inet_aton(sys.argv[1])
+other = socket.inet_aton('239.1.2.4') + socket.inet_aton(sys.argv[1])
+u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+u.settimeout(20)
+def change(name, group):
+    try: u.setsockopt(socket.IPPROTO_IP, name, group)
+    except OSError as error: return errno.errorcode[error.errno]
+JOIN, LEAVE = socket.IP_ADD_MEMBERSHIP, socket.IP_DROP_MEMBERSHIP
+print([change(*each) for each in [(JOIN, joined), (JOIN, joined), (JOIN, other), (LEAVE, other), (LEAVE, other)]])
+u.bind(('', 9005))
+print('ready', flush=True)
+print(u.recv(9))
+";
+
+#[test]
+fn member_binds_after_join() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
+    let _core = one_core();
+    let stage = Stage::new();
+    let mut member = stage.start_apart(&["python3", "-c", EARLY_MEMBER, STACK[0]]);
+    member.wait_for(0, TIMEOUT, "the member", |text| text.contains("ready").then_some(())).unwrap();
+    stage.netns.ip(&["route", "replace", "239.0.0.0/8", "dev", TAP]).unwrap();
+    let socket = stage.netns.within(|| Ok(UdpSocket::bind((KERNEL, 0))?)).unwrap();
+    let mut sends = || {
+        socket.send_to(b"here", ("239.1.2.3", 9005)).unwrap();
+        member.exit_status(Duration::from_millis(100)).is_some()
+    };
+    until("the member's end", &mut sends, String::new);
+    let errors = "[None, 'EADDRINUSE', None, None, 'EADDRNOTAVAIL']";
+    assert_eq!(finish(member), format!("{errors}\nready\nb'here'\n"));
     stage.stop();
 }

@@ -286,7 +286,7 @@ impl Session {
             return;
         }
         if slot.wake.alarm() {
-            slot.wake.announce();
+            slot.wake.announce_always();
             self.put(pair::put_alarm, counts);
         } else if slot.identity.has_failed() {
             self.announce(slot, counts);
@@ -313,17 +313,17 @@ impl Session {
     /// Says that there is something to read, unless that is said.
     pub(super) fn announce(&mut self, slot: &Slot, counts: &mut ServeCounts) {
         // An end that is shut shows that there is something to read.
-        if !self.shut && slot.wake.announce() {
+        if !self.shut && slot.wake.announce(|| slot.has_unread() || slot.identity.has_failed()) {
             self.put(pair::put_token, counts);
         }
     }
 
-    /// The same, whatever is said: who was to hear it may be dead. One that has taken the byte, and died before it said so, has
-    /// left nothing to read, perhaps: what comes later would be told to nobody.
+    /// Announces data again after a process of the application has died. The process may have taken the byte without storing so:
+    /// without another byte, later data would not be announced.
     pub(super) fn announce_again(&mut self, slot: &Slot, calls: &Calls<'_>, counts: &mut ServeCounts) {
-        let unread = self.conn().is_some_and(|conn| calls.stack.unread(conn) > 0);
+        let unread = self.conn().is_some_and(|conn| calls.stack.unread(conn) > 0) && slot.has_unread();
         if unread || self.is_urgent(slot) || slot.wake.is_announced() {
-            slot.wake.announce();
+            slot.wake.announce_always();
             // Who leaves data in the next read takes more than one byte, so that there is room for others.
             slot.wishes.leftover.fetch_max(TOKENS, Ordering::AcqRel);
             let put = if self.is_urgent(slot) { pair::put_alarm } else { pair::put_token };
@@ -494,7 +494,7 @@ impl Session {
         let Some(ours) = self.ours.as_ref().filter(|_| !self.shut) else { return false };
         let Ok((pipe, there)) = pipe_with(PipeFlags::CLOEXEC) else { return false };
         // Whoever takes tokens now takes some of these, and not the byte that holds the pipe.
-        slot.wake.announce();
+        slot.wake.announce_always();
         counts.tokens += 1;
         if wire::send(ours.as_fd(), &[0; DECOYS], &[]).is_err() {
             return false;
