@@ -393,8 +393,11 @@ unsafe fn send_whole(
         if put == Put::Done {
             return Ok(len);
         }
-        if put == Put::Full && session.is_orphan() {
+        if put != Put::Interrupts && session.is_orphan() {
             return Err(again::GONE);
+        }
+        if put == Put::Memory {
+            return Err(libc::ENOBUFS);
         }
         if put == Put::Interrupts || how & libc::MSG_DONTWAIT != 0 || session.is_nonblocking() {
             return Err(libc::EAGAIN);
@@ -409,6 +412,8 @@ enum Put {
     Done,
     /// There is no room for it, and the gate is closed.
     Full,
+    /// The stack has no memory for it, and the socket has sent everything before.
+    Memory,
     /// There is no room for it, and it may be the call that a signal handler has interrupted which has it.
     Interrupts,
 }
@@ -420,9 +425,7 @@ enum Put {
 unsafe fn put(session: &Session, header: &Header, buffers: Buffers<'_>) -> Result<Put, Errno> {
     let lock = Held::new(&session.slot.wishes.writing);
     let whole = record_len(header.len);
-    if !lock.is_nested() {
-        session.ask_for_blocks(whole);
-    }
+    let granted = lock.is_nested() || session.ask_for_blocks(whole);
     for closed in [false, true] {
         let turn = session.turn(&lock)?;
         if let Some(claim) = Session::claim(&turn, whole, whole) {
@@ -450,7 +453,9 @@ unsafe fn put(session: &Session, header: &Header, buffers: Buffers<'_>) -> Resul
         }
     }
     session.mark();
-    Ok(Put::Full)
+    // A full socket waits until its datagrams are sent. An empty one would wait for other sockets.
+    let waits = granted || !session.slot.has_sent_all() || !session.slot.lacks(whole);
+    Ok(if waits { Put::Full } else { Put::Memory })
 }
 
 /// Whether there is a datagram to be read.

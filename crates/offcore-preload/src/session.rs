@@ -368,12 +368,13 @@ impl Session {
     }
 
     /// Requests blocks for `len` bytes from the stack: an idle session has few. The stack answers within a round, so a
-    /// non-blocking call waits, too.
-    pub(crate) fn ask_for_blocks(&self, len: usize) {
-        let Some(ask) = self.slot.want(len) else { return };
+    /// non-blocking call waits, too. Returns `false` if the stack has none.
+    pub(crate) fn ask_for_blocks(&self, len: usize) -> bool {
+        let Some(ask) = self.slot.want(len) else { return true };
         self.mark();
         let answered = || self.slot.is_answered(&ask);
-        let _ = Self::spin(answered) || self.wait_for_stack(answered);
+        let answered = Self::spin(answered) || self.wait_for_stack(answered);
+        !answered || !self.slot.lacks(len)
     }
 
     /// Bytes that were written and not acknowledged.

@@ -370,7 +370,8 @@ impl Slot {
         self.tx.edge() == self.tx.index()
     }
 
-    fn lacks(&self, len: usize) -> bool {
+    /// Whether blocks are missing for `len` more bytes that the buffer has room for.
+    pub fn lacks(&self, len: usize) -> bool {
         let buffer = self.tx.edge().saturating_add(self.tx.buffer.load(Ordering::Relaxed));
         self.tx.limit() < self.tx.index().saturating_add(len as u64).min(buffer)
     }

@@ -43,8 +43,8 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// A stack that serves programs, in a namespace of its own. All that runs there ends with it.
 struct Stage {
     stack: Option<Offcore>,
-    /// The worker's behaviour when idle.
-    idle: &'static str,
+    /// More options of the stack.
+    options: Vec<String>,
     // Ends what has been left, before the namespace is deleted.
     _guards: [Guard; 2],
     netns: Netns,
@@ -55,15 +55,16 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        Self::with_idle("sleep")
+        Self::with_options(&["--idle", "sleep"])
     }
 
-    fn with_idle(idle: &'static str) -> Self {
+    fn with_options(options: &[&str]) -> Self {
         let (netns, apart, dir) = (Netns::new().unwrap(), Netns::new().unwrap(), TempDir::new().unwrap());
         // Servers change to users who may read what is in it.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let guards = [Guard::new(&netns), Guard::new(&apart)];
-        let mut stage = Self { stack: None, idle, _guards: guards, netns, apart, dir };
+        let options = options.iter().map(ToString::to_string).collect();
+        let mut stage = Self { stack: None, options, _guards: guards, netns, apart, dir };
         stage.start_stack();
         stage
     }
@@ -74,7 +75,9 @@ impl Stage {
 
     fn start_stack(&mut self) {
         let socket = self.socket();
-        self.stack = Some(host(&self.netns, "", &["--serve", &socket, "--idle", self.idle]));
+        let options = self.options.iter().map(String::as_str);
+        let options: Vec<_> = ["--serve", &socket].into_iter().chain(options).collect();
+        self.stack = Some(host(&self.netns, "", &options));
     }
 
     /// Ends the stack, which has to be well.

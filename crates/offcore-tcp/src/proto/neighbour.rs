@@ -10,6 +10,8 @@ use super::packet::Control;
 
 /// How long an answer is believed without another sign of life: RFC 4861's REACHABLE_TIME.
 const REACHABLE: u64 = 30_000_000;
+/// Minimum time in microseconds between two confirmations that are stored.
+const RENEWED: u64 = 1_000_000;
 /// How long a packet to a stale neighbour may bring a sign of life before it is asked: DELAY_FIRST_PROBE_TIME.
 const DELAY: u64 = 5_000_000;
 /// Time between two questions: RETRANS_TIMER.
@@ -179,7 +181,10 @@ impl Neighbours {
 
     /// What was sent to the neighbour has been acknowledged (RFC 4861, 7.3.1).
     pub(crate) fn confirm(&mut self, now: u64, who: Who) {
-        if self.entries.get(&who).is_some_and(|entry| entry.state != State::Incomplete) {
+        let Some(entry) = self.entries.get(&who) else { return };
+        // Most acknowledgements come soon after the last one, and change nothing.
+        let recent = entry.state == State::Reachable && entry.due > now + REACHABLE - RENEWED;
+        if entry.state != State::Incomplete && !recent {
             self.enter(who, State::Reachable, now + REACHABLE);
         }
     }

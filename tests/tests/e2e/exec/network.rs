@@ -283,3 +283,45 @@ fn member_binds_after_join() {
     assert_eq!(finish(member), format!("{errors}\nready\nb'here'\n"));
     stage.stop();
 }
+
+/// Fills the memory with datagrams that it does not read, and sends one from another socket. Then it reads and sends again.
+const FULL: &str = "
+import errno, socket
+sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(100)]
+for i, u in enumerate(sockets):
+    u.bind(('10.77.0.2', 7000 + i))
+    u.setblocking(False)
+last = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+last.bind(('10.77.0.2', 8000))
+print('ready', flush=True)
+input()
+def send():
+    try: last.sendto(bytes(50_000), ('10.77.0.1', 9))
+    except OSError as error: return errno.errorcode[error.errno]
+    return 'sent'
+full = send()
+for u in sockets:
+    try:
+        while u.recv(2000): pass
+    except BlockingIOError: pass
+print(full, send())
+";
+
+#[test]
+fn send_fails_without_memory() {
+    let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
+    let _core = one_core();
+    let stage = Stage::with_options(&["--idle", "sleep", "--app-memory", "8"]);
+    let mut program = stage.start(&["python3", "-c", FULL]);
+    program.wait_for(0, TIMEOUT, "the program", |text| text.contains("ready").then_some(())).unwrap();
+    let socket = stage.netns.within(|| Ok(UdpSocket::bind((KERNEL, 0))?)).unwrap();
+    // More than 200 KB for each socket, twice as much as the memory.
+    for _ in 0..150 {
+        for port in 7000..7100 {
+            socket.send_to(&[0; 1400], (STACK[0], port)).unwrap();
+        }
+    }
+    program.write_line("").unwrap();
+    assert_eq!(finish(program), "ready\nENOBUFS sent\n");
+    stage.stop();
+}

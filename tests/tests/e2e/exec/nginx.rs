@@ -183,7 +183,7 @@ for _ in range(10):
     assert!(conf.contains("\n\ttcp_nopush on;"), "{CONF} is not Debian's: {conf}");
     let _core = one_core();
     for idle in ["sleep", "poll"] {
-        let stage = Stage::with_idle(idle);
+        let stage = Stage::with_options(&["--idle", idle]);
         let conf = conf.replace("/run/nginx.pid", &stage.path("nginx.pid"));
         let conf = conf.replace("/var/log/nginx/error.log", &stage.path("nginx.log"));
         let conf = stage.write("nginx.conf", conf.replace("/var/log/nginx/", &stage.path("log-")));
