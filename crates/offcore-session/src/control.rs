@@ -77,9 +77,15 @@ impl Control {
         self.asleep.0.load(Ordering::Relaxed) != 0 && self.kicked.0.swap(1, Ordering::AcqRel) == 0
     }
 
-    /// The stack takes marks: `each` is called for each session that was marked, whose number is below [`SESSIONS`]. When it has
-    /// been called `most` times or more, which is after fewer than 64 beyond, the others stay for the next call, which goes on
-    /// where this one has ended: `from` is for that, and 0 at first.
+    /// Whether there may be marks.
+    #[inline]
+    pub fn has_marks(&self) -> bool {
+        self.summary.iter().any(|word| word.load(Ordering::Relaxed) != 0)
+    }
+
+    /// The stack takes marks: `each` is called with the number of each marked session, which is below [`SESSIONS`]. A call ends
+    /// after `most` marks, or up to 63 more; a word without marks counts as one, because an application can claim that it has
+    /// some. The next call continues where this one has ended: `from` is for that, and 0 at first.
     #[inline]
     pub fn take_marks(&self, from: &mut usize, most: usize, mut each: impl FnMut(u32)) {
         let mut taken = 0;
@@ -101,6 +107,7 @@ impl Control {
                 }
                 words &= words - 1;
                 let mut bits = self.marks[word].swap(0, Ordering::AcqRel);
+                taken += usize::from(bits == 0);
                 while bits != 0 {
                     each((word * 64) as u32 + bits.trailing_zeros());
                     bits &= bits - 1;
@@ -122,8 +129,13 @@ impl Control {
         self.kicked.0.store(0, Ordering::Relaxed);
         self.asleep.0.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let marked = |word: &AtomicU64| word.load(Ordering::Relaxed) != 0;
-        self.look.0.load(Ordering::Relaxed) != 0 || self.summary.iter().any(marked)
+        self.look.0.load(Ordering::Relaxed) != 0 || self.has_marks()
+    }
+
+    /// Claims marks that are not there, as a hostile application does.
+    #[cfg(test)]
+    pub(crate) fn claim_marks(&self) {
+        self.summary.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
     }
 
     /// The stack is awake.

@@ -22,7 +22,7 @@ use crate::message::{HEADER, Header, MAX_FDS, MessageError, Reply, Request};
 use crate::passed::{Errands, PassedFd};
 
 pub(crate) use socket::{Listener, connect, peer_user};
-pub use socket::{Role, SocketAccess, SocketError};
+pub use socket::{Role, SocketAccess, SocketError, SocketFile};
 
 /// File descriptors that can come at once (`SCM_MAX_FD`).
 const PASSED: usize = 253;

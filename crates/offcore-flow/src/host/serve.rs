@@ -30,6 +30,7 @@ mod calls;
 mod counts;
 mod datagram_bits;
 mod datagrams;
+mod descriptors;
 mod door;
 mod errands;
 mod feed;
@@ -55,6 +56,7 @@ use offcore_port::{Context, Wake};
 use offcore_session::message::KEY;
 use offcore_stats::page::Block;
 use offcore_tcp::proto::{AppId, CallError, ConnId, Event};
+use offcore_vhost::connection::SocketError;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity};
@@ -66,6 +68,7 @@ use application::{Application, Queue};
 use awake::Awake;
 use counts::Seldom;
 pub use counts::ServeCounts;
+use descriptors::Descriptors;
 use door::{Door, LONGEST};
 use errands::Errands;
 use feed::Feed;
@@ -113,6 +116,8 @@ pub enum ServeError {
     NoLock { path: PathBuf },
     /// {path:?}: a path of {found} bytes, expected 1 to {LONGEST:?}: choose a shorter one
     Length { path: PathBuf, found: usize },
+    /// {0}
+    Socket(#[from] SocketError),
     /// {what} {path:?}: {source}
     Path { what: &'static str, path: PathBuf, source: Errno },
     /// {what}: {source}
@@ -168,11 +173,11 @@ pub struct Serve {
     cpus: CpuSet,
     errands: Errands,
     feed: Feed,
+    descriptors: Descriptors,
     ending: Vec<Acceptor>,
     /// Applications whose threads have taken more than was looked at in a round.
     late: Vec<usize>,
-    /// Listeners whose queue was full, guests that have more to say, and whether somebody waits to be let in.
-    waiting: Vec<(usize, u32)>,
+    /// Guests with more messages, and whether processes wait to attach.
     talking: Vec<Key>,
     knocking: bool,
     /// Programs wait no longer for the host's addresses.
@@ -220,10 +225,12 @@ impl Serve {
             .add(peers.as_fd(), Key::new(Source::Peers, 0, 0, 0), EventFlags::IN)
             .map_err(|source| ServeError::System { what: "watching an eventfd", source })?;
         let cpus = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+        let user = rustix::process::geteuid().as_raw();
         Ok(Self {
+            descriptors: Descriptors::new(user, &config.allow),
             config,
             door: Some(door),
-            user: rustix::process::geteuid().as_raw(),
+            user,
             pairs,
             peers,
             watch,
@@ -243,7 +250,6 @@ impl Serve {
             feed,
             ending: Vec::new(),
             late: Vec::new(),
-            waiting: Vec::new(),
             talking: Vec::new(),
             knocking: false,
             has_address: false,
@@ -293,8 +299,7 @@ impl Serve {
         self.look = events.len() >= AT_ONCE;
         for app in self.awake.iter() {
             let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { continue };
-            application.talking.come_due();
-            application.raws.come_due();
+            application.come_due();
         }
         self.peers_answer(calls);
         for key in std::mem::take(&mut self.talking) {
@@ -319,7 +324,7 @@ impl Serve {
                     if flags.contains(EventFlags::IN) {
                         self.bytes_come(app, key.number);
                     }
-                    self.listener_may_go_on(app, key.number, key.generation, calls);
+                    self.queue_listener(app, key.number, Some(key.generation));
                 }
                 Source::End | Source::Pipe => self.hung_up(app, key.number, key.generation, calls),
             }
@@ -332,7 +337,6 @@ impl Serve {
         } else if self.knocking && !self.awaits_address(calls) {
             self.let_in(calls.now);
         }
-        self.listeners_go_on(calls);
         for app in std::mem::take(&mut self.late) {
             self.kernels_come(app, calls);
             self.look = true;
@@ -400,7 +404,7 @@ impl App for Serve {
         match event {
             Event::Incoming { listener } => {
                 if let Some(&(app, number)) = self.by_listener.get(&listener) {
-                    self.listener_goes_on(app, number, calls);
+                    self.queue_listener(app, number, None);
                 }
             }
             Event::Readable(conn) => self.readable(conn),
@@ -431,7 +435,7 @@ impl App for Serve {
         if !self.announced.is_empty() {
             self.announce(calls);
         }
-        self.take_marks(calls.now);
+        self.look_for_marks(calls.now);
         let often = if self.awake.all_are() { LOOK } else { LOOK_ASLEEP };
         if self.look || calls.now >= self.looked + often {
             self.tend(calls);

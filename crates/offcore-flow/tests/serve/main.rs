@@ -4,8 +4,10 @@
 mod awake;
 mod calls;
 mod datagrams;
+mod door;
 mod kernels;
 mod lingering;
+mod listening;
 mod ports;
 mod process;
 mod processes;

@@ -36,7 +36,10 @@ impl FromStr for Role {
     }
 }
 
-/// Owner, group and mode of a socket's file, by number; what is not said stays as this process makes it.
+/// Mode of a socket's file by default, whatever the umask is: only its owner can connect.
+const PRIVATE: u32 = 0o600;
+
+/// Owner, group and mode of a socket's file, by number. The defaults are the owner and group of this process and mode 0600.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketAccess {
     pub owner: Option<u32>,
@@ -119,6 +122,35 @@ pub(crate) fn peer_user(socket: &OwnedFd) -> Result<u32, Errno> {
     }
 }
 
+/// The file of a socket that this process has bound. Its permissions can be changed while others change its directory.
+#[derive(Debug)]
+pub struct SocketFile(OwnedFd);
+
+impl SocketFile {
+    /// Opens the socket at `path`, which was bound as the file with this device and inode number.
+    ///
+    /// # Errors
+    /// [`SocketError::Replaced`] if another file is at the path.
+    pub fn open(path: &Path, bound: Option<(u64, u64)>) -> Result<Self, SocketError> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(fail(path, "open"))?;
+        let found = rustix::fs::fstat(&file).map_err(fail(path, "stat"))?;
+        let is_own = FileType::from_raw_mode(found.st_mode) == FileType::Socket
+            && found.st_nlink == 1
+            && found.st_uid == rustix::process::geteuid().as_raw();
+        if !is_own || bound != Some((found.st_dev, found.st_ino)) {
+            return Err(SocketError::Replaced { path: path.to_owned() });
+        }
+        Ok(Self(file))
+    }
+
+    /// A path that names this file while it is open. Linux before 6.6 has no call that changes the mode of a descriptor opened with
+    /// `O_PATH`.
+    pub fn name(&self) -> String {
+        format!("/proc/self/fd/{}", self.0.as_raw_fd())
+    }
+}
+
 /// A listening socket. It is removed from the file system when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Listener {
@@ -133,6 +165,9 @@ impl Listener {
     pub(crate) fn bind(path: &Path, access: SocketAccess, timeout: Duration) -> Result<Self, SocketError> {
         let address = address(path)?;
         let socket = new_socket(path)?;
+        // Before it has a path: the file never has more permissions than these.
+        let mode = Mode::from_raw_mode(access.mode.unwrap_or(PRIVATE));
+        rustix::fs::fchmod(&socket, mode).map_err(fail(path, "chmod"))?;
         // From the look at what is there until it is listened at, one process at a time.
         let _turn = turn(path, timeout);
         let bound = match rustix::net::bind(&socket, &address) {
@@ -153,15 +188,8 @@ impl Listener {
     /// Whoever may write to the directory may have put another file there meanwhile, or a link to one: that stays as it is.
     fn grant(&self, SocketAccess { owner, group, mode }: SocketAccess) -> Result<(), SocketError> {
         let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::open(&self.path, flags, Mode::empty()).map_err(fail(&self.path, "open"))?;
-        let found = rustix::fs::fstat(&file).map_err(fail(&self.path, "stat"))?;
-        let is_ours = FileType::from_raw_mode(found.st_mode) == FileType::Socket && found.st_nlink == 1;
-        if !is_ours || self.file != Some((found.st_dev, found.st_ino)) {
-            return Err(SocketError::Replaced { path: self.path.clone() });
-        }
-        // There is no fchmod(2) of a descriptor without access before Linux 6.6.
-        let file = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let file = SocketFile::open(&self.path, self.file)?;
+        let file = file.name();
         // The mode first: only the owner may change it.
         mode.map_or(Ok(()), |mode| rustix::fs::chmod(&file, Mode::from_raw_mode(mode)))
             .map_err(fail(&self.path, "chmod"))?;

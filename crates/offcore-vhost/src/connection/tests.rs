@@ -125,6 +125,18 @@ fn socket_is_whose_it_is_said_to_be() {
 }
 
 #[test]
+fn socket_mode_ignores_umask() {
+    use std::os::unix::fs::PermissionsExt;
+    let path = path("umask");
+    // Other tests of this process make files meanwhile, which are not looked at.
+    let umask = rustix::process::umask(rustix::fs::Mode::empty());
+    let listener = Listener::bind(&path, OPEN, Duration::ZERO);
+    rustix::process::umask(umask);
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    drop(listener);
+}
+
+#[test]
 fn files_put_in_the_place_of_a_socket_stay_as_they_are() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -17,7 +17,7 @@ use super::feed::Share;
 use super::key::Key;
 use super::session::Session;
 
-/// Marks of an application that are taken at once: no fewer, where there are so many, and no more than 63 beyond.
+/// Marks of an application that are taken at once, or up to 63 more.
 const MARKS: usize = 256;
 
 /// One application.
@@ -55,7 +55,10 @@ pub(super) struct Application {
     /// Processes that have more to say, and sessions, by number and generation, whose pairs may have data.
     pub(super) talking: Queue<Key>,
     pub(super) raws: Queue<(u32, u32)>,
-    /// Sessions whose marks were taken, and where the next ones are taken.
+    /// Listeners that may have connections to pass on.
+    pub(super) listening: Queue<u32>,
+    /// Whether there may be marks, sessions whose marks were taken, and where the next ones are taken.
+    may_be_marked: bool,
     marked: Vec<u32>,
     marks: usize,
     /// Sessions that are to be looked at although they have no marks: the next one and how many there are.
@@ -75,6 +78,8 @@ pub(super) enum Work {
     Question(Key),
     /// The pair of a session, of this generation, may have data.
     Raw(u32, u32),
+    /// A listener may have connections to pass on.
+    Listener(u32),
 }
 
 /// Things that are done one after the other: those in front now, and the others later.
@@ -102,7 +107,7 @@ impl<T> Queue<T> {
     }
 
     /// Nothing waits any more.
-    pub(super) fn come_due(&mut self) {
+    fn come_due(&mut self) {
         self.due = self.all.len();
     }
 
@@ -173,6 +178,8 @@ impl Application {
             worked: 0,
             talking: Queue::new(),
             raws: Queue::new(),
+            listening: Queue::new(),
+            may_be_marked: false,
             marked: Vec::new(),
             marks: 0,
             rest: (0, 0),
@@ -241,36 +248,52 @@ impl Application {
         self.processes.iter_mut().flatten().filter_map(|process| process.channel.take()).collect()
     }
 
-    /// Takes marks, unless some are left that were taken before.
+    /// Looks whether there may be marks. They are taken in the application's turn.
     #[inline]
-    pub(super) fn take_marks(&mut self) {
-        if self.marked.is_empty() {
+    pub(super) fn look_for_marks(&mut self) {
+        self.may_be_marked = self.shared.control().has_marks();
+    }
+
+    /// The next marked session.
+    #[inline]
+    fn next_marked(&mut self) -> Option<u32> {
+        if self.marked.is_empty() && std::mem::take(&mut self.may_be_marked) {
             let Self { shared, marks, marked, .. } = self;
             shared.control().take_marks(marks, MARKS, |number| marked.push(number));
         }
+        self.marked.pop()
     }
 
     /// Whether something is to be done now.
     #[inline]
     pub(super) fn is_behind(&self) -> bool {
-        !self.marked.is_empty() || self.rest.1 > 0 || self.talking.due > 0 || self.raws.due > 0
+        let marked = self.may_be_marked || !self.marked.is_empty();
+        marked || self.rest.1 > 0 || self.talking.due > 0 || self.raws.due > 0 || self.listening.due > 0
+    }
+
+    /// What waits is done in the next round.
+    pub(super) fn come_due(&mut self) {
+        self.talking.come_due();
+        self.raws.come_due();
+        self.listening.come_due();
     }
 
     /// Whether it has work, now or later.
     pub(super) fn has_work(&self) -> bool {
-        let waits = !self.talking.is_empty() || !self.raws.is_empty();
+        let waits = !self.talking.is_empty() || !self.raws.is_empty() || !self.listening.is_empty();
         self.is_behind() || waits || self.acceptor.as_ref().is_some_and(Acceptor::is_leaving)
     }
 
     /// What is to be done next; one kind after the other, so that none waits for all of another.
     pub(super) fn next_work(&mut self) -> Option<Work> {
-        const KINDS: usize = 4;
+        const KINDS: usize = 5;
         (0..KINDS).find_map(|_| {
             self.kind = (self.kind + 1) % KINDS;
             match self.kind {
-                0 => self.marked.pop().map(Work::Marked),
+                0 => self.next_marked().map(Work::Marked),
                 1 => self.next_of_rest().map(Work::Rest),
                 2 => self.talking.pop().map(Work::Question),
+                3 => self.listening.pop().map(Work::Listener),
                 _ => self.raws.pop().map(|(number, generation)| Work::Raw(number, generation)),
             }
         })

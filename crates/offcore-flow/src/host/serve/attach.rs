@@ -20,7 +20,7 @@ use super::application::{Application, Process};
 use super::feed::{Made, Share};
 use super::key::{APPLICATIONS, Key, Source};
 use super::session::number;
-use super::{APPLICATIONS_OF_USER, Guest, Serve, wire};
+use super::{APPLICATIONS_OF_USER, Guest, Serve, descriptors, wire};
 use crate::host::Calls;
 
 /// Processes of a user that are there and have not said who they are, at most, and for how long one may hold up others, in
@@ -330,6 +330,7 @@ impl Serve {
         shared.processes().set_broadcasts(self.broadcasts.iter().copied());
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         self.watch.add(event.as_fd(), Key::new(Source::Event, at, 0, 0), EventFlags::IN)?;
+        self.descriptors.take(user, descriptors::APPLICATION)?;
         let id = calls.stack.add_app(memory);
         calls.stack.set_user(id, user);
         calls.stack.limit_app(id, self.config.connections);
@@ -344,8 +345,20 @@ impl Serve {
         Ok(at)
     }
 
-    /// Makes somebody a process of an application.
+    /// Adds a process to an application.
     fn admit(&mut self, app: usize, who: UnixCredentials, socket: &OwnedFd) -> Result<Attached, Errno> {
+        let user = self.app(app).ok_or(Errno::BADF)?.user;
+        self.descriptors.take(user, descriptors::PROCESS)?;
+        let admitted = self.admit_charged(app, who, socket);
+        admitted.inspect_err(|_| self.descriptors.give(user, descriptors::PROCESS))
+    }
+
+    fn admit_charged(
+        &mut self,
+        app: usize,
+        who: UnixCredentials,
+        socket: &OwnedFd,
+    ) -> Result<Attached, Errno> {
         let generation = self.next_generation();
         let pid = who.pid();
         let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else {

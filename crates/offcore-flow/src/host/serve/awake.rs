@@ -1,6 +1,6 @@
 //! The applications whose marks a round reads.
 //!
-//! To read an application's marks takes time in each round. So a round reads the marks of applications that had work within the
+//! To look for an application's marks takes time in each round. So a round looks for marks of applications that had work within the
 //! last milliseconds, and of a few more. The others are armed, as all are while the worker sleeps: an application that marks a
 //! session then writes to its eventfd. The kernel reports the event, and the application is awake again.
 
@@ -47,11 +47,11 @@ impl Awake {
 }
 
 impl Serve {
-    /// Reads the marks of the applications that are awake.
-    pub(super) fn take_marks(&mut self, now: u64) {
+    /// Looks for marks of the applications that are awake.
+    pub(super) fn look_for_marks(&mut self, now: u64) {
         for app in self.awake.iter() {
             let Some(application) = self.apps.get_mut(app).and_then(Option::as_deref_mut) else { continue };
-            application.take_marks();
+            application.look_for_marks();
             self.look |= application.shared.control().take_look();
             if application.is_behind() {
                 application.worked = now;
@@ -66,7 +66,7 @@ impl Serve {
         if !std::mem::replace(&mut application.awake, true) {
             application.shared.control().disarm();
             // In this order. The next round finds later marks.
-            application.take_marks();
+            application.look_for_marks();
             self.look |= application.shared.control().take_look();
             self.awake.apps.push(app);
             self.awake.asleep -= 1;

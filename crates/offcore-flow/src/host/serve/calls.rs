@@ -382,8 +382,10 @@ impl Serve {
             kernel: None,
             come: VecDeque::new(),
             held: None,
-            waits: false,
+            queued: false,
             armed: false,
+            due: 0,
+            delay: 0,
         });
         let (number, reply) = match bound {
             Some(_) => self.become_listener(app, question.number, what)?,

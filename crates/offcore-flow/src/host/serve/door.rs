@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use offcore_vhost::connection::SocketFile;
 use rustix::fs::{FlockOperation, Mode, OFlags, XattrFlags, fchmod, flock, fstat, open, setxattr};
 use rustix::io::Errno;
 use rustix::net::{
@@ -60,11 +61,21 @@ impl Door {
         fchmod(&socket, Mode::from_raw_mode(0o600)).map_err(failed("restricting"))?;
         bind(&socket, &address).map_err(failed("binding"))?;
         let door = Self { socket, path: path.to_owned(), file: file_of(path), _lock: lock };
-        if !others.is_empty() && setxattr(path, ACL, &access_list(others), XattrFlags::empty()).is_err() {
-            rustix::fs::chmod(path, Mode::from_raw_mode(0o666)).map_err(failed("opening"))?;
+        if !others.is_empty() {
+            door.admit(others)?;
         }
         listen(&door.socket, BACKLOG).map_err(failed("listening at"))?;
         Ok(door)
+    }
+
+    /// Lets other users connect. Another file at the path, which users of the directory can put there, is not changed.
+    fn admit(&self, others: &[u32]) -> Result<(), ServeError> {
+        let file = SocketFile::open(&self.path, self.file)?;
+        if setxattr(file.name(), ACL, &access_list(others), XattrFlags::empty()).is_err() {
+            let failed = |source| ServeError::Path { what: "opening", path: self.path.clone(), source };
+            rustix::fs::chmod(file.name(), Mode::from_raw_mode(0o666)).map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// The next process that wants to attach.

@@ -24,6 +24,10 @@ const KERNELS: usize = 64;
 /// Connections of a listener that get a session in a round, at most.
 const ACCEPTED: usize = 64;
 
+/// The first and the longest delay of a listener that lacks descriptors, in microseconds.
+const DELAY: u64 = 1_000;
+const LONGEST_DELAY: u64 = 64_000;
+
 /// What is said of a listener whose connections of the kernel's cannot be taken.
 pub(super) const UNHEARD: &str = "a listener does not get the kernel's connections";
 
@@ -38,26 +42,32 @@ impl Serve {
         }
     }
 
-    /// The kernel tells of a listener: its queue has room, or its kernel's has a connection.
-    pub(super) fn listener_may_go_on(
-        &mut self,
-        app: usize,
-        number: u32,
-        generation: u32,
-        calls: &mut Calls<'_>,
-    ) {
-        let session = self.app(app).and_then(|app| app.session(number));
-        if session.is_some_and(|session| session.generation == generation) {
-            self.listener_goes_on(app, number, calls);
+    /// A listener may have connections to pass on: it does so in its application's turn. `generation`: only if it is still this
+    /// session.
+    pub(super) fn queue_listener(&mut self, app: usize, number: u32, generation: Option<u32>) {
+        let session = self.app(app).and_then(|app| app.session_mut(number));
+        let Some(session) = session.filter(|session| generation.is_none_or(|of| of == session.generation))
+        else {
+            return;
+        };
+        let What::Listener(listener) = &mut session.what else { return };
+        if std::mem::replace(&mut listener.queued, true) {
+            return;
         }
+        self.rouse(app);
+        if let Some(application) = self.app(app) {
+            application.listening.push(number);
+        }
+        self.behind = true;
     }
 
-    /// Looks again at listeners whose queue was full, or which lacked descriptors.
-    pub(super) fn listeners_go_on(&mut self, calls: &mut Calls<'_>) {
-        for (app, number) in std::mem::take(&mut self.waiting) {
-            if let Some(listener) = self.listener(app, number) {
-                listener.waits = false;
-            }
+    /// It is a listener's turn.
+    pub(super) fn listener_has_turn(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
+        let Some(listener) = self.listener(app, number) else { return };
+        listener.queued = false;
+        if calls.now < listener.due {
+            self.wait(app, number);
+        } else {
             self.listener_goes_on(app, number, calls);
         }
     }
@@ -89,8 +99,7 @@ impl Serve {
         }
         if left == 0 {
             // Nobody tells of what is left.
-            self.wait(app, number);
-            self.look = true;
+            self.queue_listener(app, number, None);
         }
         if self.pass_kernels(app, number) {
             self.set_armed(app, number, false);
@@ -110,7 +119,7 @@ impl Serve {
                 }
                 // It stays in the kernel's queue, and is taken in a while.
                 Some(Come::Full) => {
-                    self.wait(app, number);
+                    self.delay(app, number);
                     return false;
                 }
                 // They are told of before they come here.
@@ -198,7 +207,7 @@ impl Serve {
                 Some(What::Listener(listener)) => {
                     listener.come.push_back(come);
                     if listener.held.is_none() {
-                        self.listener_goes_on(app, number, calls);
+                        self.queue_listener(app, number, Some(generation));
                     }
                 }
                 // It has ended meanwhile.
@@ -264,14 +273,19 @@ impl Serve {
         let sent =
             ours.map_or(Err(Errno::BADF), |ours| wire::send(ours, &accepted.to_bytes(), &[end.as_fd()]));
         self.woke(app, tsc::now().saturating_sub(from));
-        // No room, or (`ETOOMANYREFS`) as many descriptors under way as this user may have.
-        if let Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) = sent {
+        // The queue is full (`EAGAIN`: the kernel reports room), or the user has too many descriptors in flight.
+        if let Err(error @ (Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM)) = sent {
             if let Some(listener) = self.listener(app, number) {
                 listener.held = Some((accepted, end));
             }
-            self.wait(app, number);
-            self.set_armed(app, number, true);
+            match error {
+                Errno::AGAIN => self.set_armed(app, number, true),
+                _ => self.delay(app, number),
+            }
             return false;
+        }
+        if let Some(listener) = self.listener(app, number) {
+            listener.delay = 0;
         }
         let passed = (accepted, end);
         if is_kernels(&passed) {
@@ -281,11 +295,23 @@ impl Serve {
         sent.is_ok()
     }
 
-    /// A listener is looked at again in a while.
+    /// Delays a listener that lacks descriptors, twice as long each time.
+    fn delay(&mut self, app: usize, number: u32) {
+        let now = self.looked;
+        if let Some(listener) = self.listener(app, number) {
+            listener.delay = (2 * listener.delay).clamp(DELAY, LONGEST_DELAY);
+            listener.due = now + listener.delay;
+        }
+        self.wait(app, number);
+    }
+
+    /// Puts a listener among those that wait.
     fn wait(&mut self, app: usize, number: u32) {
         let Some(listener) = self.listener(app, number) else { return };
-        if !std::mem::replace(&mut listener.waits, true) {
-            self.waiting.push((app, number));
+        if !std::mem::replace(&mut listener.queued, true)
+            && let Some(application) = self.app(app)
+        {
+            application.listening.push_waiting(number);
         }
     }
 

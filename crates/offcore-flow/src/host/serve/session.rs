@@ -59,9 +59,13 @@ pub(super) struct Listener {
     pub(super) come: VecDeque<Come>,
     /// A message that the queue had no room for, and the end that goes with it.
     pub(super) held: Option<(Accepted, OwnedFd)>,
-    /// It is among those that are looked at again, and its end tells when there is room.
-    pub(super) waits: bool,
+    /// It is in its application's queue of listeners.
+    pub(super) queued: bool,
+    /// Its end tells when there is room.
     pub(super) armed: bool,
+    /// Without descriptors it waits until `due`, and for `delay` microseconds more each time.
+    pub(super) due: u64,
+    pub(super) delay: u64,
 }
 
 /// A session.

@@ -16,7 +16,7 @@ use rustix::net::sockopt::socket_cookie;
 
 use super::key::{Key, Source};
 use super::session::{DATAGRAM, Ending, STREAM, Session, What, write_addresses};
-use super::{Serve, pair};
+use super::{Serve, descriptors, pair};
 use crate::host::Calls;
 
 /// Sessions that are looked at when somebody asks for a port of theirs, at most.
@@ -47,6 +47,13 @@ impl Serve {
     /// `EMFILE` when there are as many as may be, or what the kernel says: then the connection and its slot are still the
     /// caller's.
     pub(super) fn make(&mut self, app: usize, begin: Beginning) -> Result<Made, Errno> {
+        let user = self.app(app).ok_or(Errno::BADF)?.user;
+        self.descriptors.take(user, descriptors::SESSION)?;
+        let made = self.make_charged(app, begin);
+        made.inspect_err(|_| self.descriptors.give(user, descriptors::SESSION))
+    }
+
+    fn make_charged(&mut self, app: usize, begin: Beginning) -> Result<Made, Errno> {
         let Beginning { place, what, state, local, remote } = begin;
         let generation = self.next_generation();
         let application = self.apps.get(app).and_then(Option::as_deref).ok_or(Errno::BADF)?;
@@ -280,6 +287,7 @@ impl Serve {
         let Some(session) = application.remove_session(number) else { return };
         let resets = application.slot(session.place).is_some_and(Session::wants_reset);
         let (id, user) = (application.id, application.user);
+        self.descriptors.give(user, descriptors::SESSION);
         let (place, port, ours, what) = session.take_apart();
         if let Some(ours) = ours.and_then(pair::close_plain) {
             self.errands.close(user, ours);
@@ -322,6 +330,7 @@ impl Serve {
         // It may have died between two steps of a call.
         application.look_at_all();
         if let Some(process) = application.remove_process(number) {
+            self.descriptors.give(user, descriptors::PROCESS);
             self.close_socket(app, process.channel);
             if let Some(descriptor) = process.asked.and_then(|asked| asked.descriptor) {
                 self.errands.close(user, descriptor);
@@ -371,6 +380,8 @@ impl Serve {
             self.close(app, number, calls);
         }
         let Some(mut application) = self.apps.get_mut(app).and_then(Option::take) else { return };
+        let used = descriptors::APPLICATION + application.living() * descriptors::PROCESS;
+        self.descriptors.give(application.user, used);
         self.awake.remove(app);
         self.by_id.remove(&application.id);
         self.watch.remove(application.event.as_fd());

@@ -77,8 +77,13 @@ impl Serve {
             }
             let Some(user) = self.app(app).map(|app| app.user) else { return false };
             let from = now;
-            while now - from < self.turns.slice && self.work(app, calls) {
+            loop {
+                // A search that finds no work is charged, too.
+                let worked = self.work(app, calls);
                 now = tsc::now();
+                if !worked || now - from >= self.turns.slice {
+                    break;
+                }
             }
             let slice = self.turns.charge(user, now - from);
             if let Some(application) = self.app(app) {
@@ -95,6 +100,7 @@ impl Serve {
             Work::Rest(number) => self.look_at_rest(app, number, calls),
             Work::Question(key) => self.hear(key, calls),
             Work::Raw(number, generation) => self.relay_next(app, number, generation, calls),
+            Work::Listener(number) => self.listener_has_turn(app, number, calls),
         }
         true
     }

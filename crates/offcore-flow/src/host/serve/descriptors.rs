@@ -1,0 +1,75 @@
+//! Descriptors that applications cost this process. Users share its limit (`RLIMIT_NOFILE`) in equal parts.
+
+use std::collections::{BTreeSet, HashMap};
+
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+/// Descriptors of the stack itself: ports, threads, and files that are about to be closed.
+const RESERVED: u64 = 256;
+/// The least share of a user. With a lower limit the kernel refuses descriptors first.
+const LEAST: usize = 64;
+/// Descriptors of an application, without its processes and sessions: shared memory and its event.
+pub(super) const APPLICATION: usize = 4;
+/// Descriptors of a process: its socket and its pidfd.
+pub(super) const PROCESS: usize = 2;
+/// Descriptors of a session: the stack's end.
+pub(super) const SESSION: usize = 1;
+
+/// The descriptors of each user's applications.
+#[derive(Debug)]
+pub(super) struct Descriptors {
+    /// The share of a user.
+    most: usize,
+    used: HashMap<u32, usize>,
+}
+
+impl Descriptors {
+    /// Divides the limit of this process among the users that may attach: its own, root, and `others`.
+    pub(super) fn new(own: u32, others: &[u32]) -> Self {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let users: BTreeSet<u32> = others.iter().copied().chain([own, 0]).collect();
+        Self::share(limit, users.len())
+    }
+
+    fn share(limit: u64, users: usize) -> Self {
+        let most = usize::try_from(limit.saturating_sub(RESERVED)).unwrap_or(usize::MAX) / users;
+        Self { most: most.max(LEAST), used: HashMap::new() }
+    }
+
+    /// Charges a user for `count` descriptors.
+    ///
+    /// # Errors
+    /// `EMFILE` beyond the user's share.
+    pub(super) fn take(&mut self, user: u32, count: usize) -> Result<(), Errno> {
+        let used = self.used.entry(user).or_default();
+        if *used + count > self.most {
+            return Err(Errno::MFILE);
+        }
+        *used += count;
+        Ok(())
+    }
+
+    /// `count` descriptors of a user are closed.
+    pub(super) fn give(&mut self, user: u32, count: usize) {
+        if let Some(used) = self.used.get_mut(&user) {
+            *used = used.saturating_sub(count);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_have_equal_shares() {
+        let mut descriptors = Descriptors::share(RESERVED + 1000, 2);
+        assert_eq!(descriptors.take(1, 501), Err(Errno::MFILE));
+        assert_eq!(descriptors.take(1, 500), Ok(()));
+        assert_eq!(descriptors.take(1, 1), Err(Errno::MFILE));
+        assert_eq!(descriptors.take(2, 500), Ok(()), "another user's share");
+        descriptors.give(1, 10);
+        assert_eq!(descriptors.take(1, 10), Ok(()));
+    }
+}
