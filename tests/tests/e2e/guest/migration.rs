@@ -108,7 +108,8 @@ fn migrate(packed: bool, copies: Copies) {
     assert_eq!(counted.trim(), lines.to_string(), "{}", second.tail());
     for switch in switches {
         let (report, log) = stop_with_log(switch);
-        assert!(report.packets(0, "rx") > 100 && report.packets(0, "tx") > 100, "{report}");
+        // A guest that is slow takes many lines in one packet.
+        assert!(report.packets(0, "rx") > 10 && report.packets(0, "tx") > 10, "{report}");
         report.assert_copies(copies, report.packets(0, "rx") + report.packets(0, "tx"));
         assert!(!log.contains("broken"), "{log}");
     }
