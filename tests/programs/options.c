@@ -391,11 +391,13 @@ static void limits(void)
             must("accept 2 1");
         }
         must("later 1 send 1 100000 5");
-        int before = -1, unread = 0;
-        for (int i = 0; i < 40 && (unread != before || !unread); i++) {
-            before = unread;
+        // Until no more comes for half a second.
+        int unread = 0;
+        for (int i = 0, quiet = 0; i < 100 && quiet < 5; i++) {
+            int before = unread;
             poll(NULL, 0, 100);
             ioctl(fd, FIONREAD, &unread);
+            quiet = unread && unread == before ? quiet + 1 : 0;
         }
         say(accepts ? "effect-clamp-accept" : "effect-clamp-connect", "%s",
             unread > 10000 ? "beyond the clamp" : unread > 4000 ? "within the clamp" : "little");
