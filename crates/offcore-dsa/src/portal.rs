@@ -79,8 +79,13 @@ impl Portal {
     }
 
     /// Hands one descriptor to the device.
+    ///
+    /// # Safety
+    /// The memory that the descriptor names is valid for its operation until the device has completed it, and nothing else uses it
+    /// meanwhile but for reads of what the operation reads. This includes the completion record, and the descriptors of a batch
+    /// with their memory.
     #[inline(always)]
-    pub fn submit(&mut self, descriptor: &Descriptor) -> Submitted {
+    pub unsafe fn submit(&mut self, descriptor: &Descriptor) -> Submitted {
         match &mut self.door {
             Door::Movdir64b(page) => {
                 // SAFETY: this door is only made where the CPU has the instruction; the page is a mapped portal.
@@ -92,18 +97,24 @@ impl Portal {
                 0 => Submitted::Retry,
                 _ => Submitted::Accepted,
             },
-            Door::Sim(portal) => portal.submit(descriptor),
+            // SAFETY: the caller's promise.
+            Door::Sim(portal) => unsafe { portal.submit(descriptor) },
         }
     }
 
     /// Hands descriptors to the device, in order, until one finds no room; returns how many it has.
+    ///
+    /// # Safety
+    /// As [`Portal::submit`], for each of them.
     #[inline(always)]
-    pub fn submit_burst(&mut self, descriptors: &[Descriptor]) -> usize {
+    pub unsafe fn submit_burst(&mut self, descriptors: &[Descriptor]) -> usize {
         if let Door::Write(writer) = &mut self.door {
             // One system call for all.
             return writer.write(descriptors);
         }
-        let taken = descriptors.iter().position(|descriptor| self.submit(descriptor) == Submitted::Retry);
+        // SAFETY: the caller's promise.
+        let submit = |descriptor| unsafe { self.submit(descriptor) };
+        let taken = descriptors.iter().map(submit).position(|submitted| submitted == Submitted::Retry);
         taken.unwrap_or(descriptors.len())
     }
 

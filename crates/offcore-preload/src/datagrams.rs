@@ -20,7 +20,7 @@ use crate::link::{self, Mapped};
 use crate::lock::Held;
 use crate::memberships;
 use crate::session::Session;
-use crate::sys::Errno;
+use crate::sys::{self, Errno};
 use crate::vectors::Buffers;
 
 /// A received datagram: the number of copied bytes, its length, and its header.
@@ -37,6 +37,9 @@ const SENT_SEGMENTS: usize = 128;
 /// Limits of a joined datagram: the number of datagrams in it, and its length.
 const MOST_SEGMENTS: usize = 64;
 const MOST_BYTES: usize = 65_535;
+/// Nanoseconds in which a program gets more memory, if there is any, and milliseconds between two attempts of a call.
+const GROWTH: i128 = 100_000_000;
+const RETRY: u64 = 1;
 /// Bytes that the stack has not taken, after which it is looked whether it is there.
 const LATE: u64 = 4096;
 
@@ -387,6 +390,7 @@ unsafe fn send_whole(
     if asks && session.is_orphan() {
         return Err(again::GONE);
     }
+    let mut fails_at = None;
     loop {
         // SAFETY: the caller's promise.
         let put = unsafe { put(session, &header, buffers) }?;
@@ -396,11 +400,17 @@ unsafe fn send_whole(
         if put != Put::Interrupts && session.is_orphan() {
             return Err(again::GONE);
         }
-        if put == Put::Memory {
-            return Err(libc::ENOBUFS);
-        }
         if put == Put::Interrupts || how & libc::MSG_DONTWAIT != 0 || session.is_nonblocking() {
             return Err(libc::EAGAIN);
+        }
+        if put == Put::Memory && !sys::is_sandboxed() {
+            // The memory of the program may be growing.
+            let now = sys::now();
+            if now >= *fails_at.get_or_insert(now + GROWTH) {
+                return Err(libc::ENOBUFS);
+            }
+            sys::wait_for_signal(RETRY)?;
+            continue;
         }
         session.wait_gate().map_err(|error| if session.is_orphan() { again::GONE } else { error })?;
     }

@@ -193,7 +193,7 @@ pub(crate) fn note(entry: Entry, change: Change, group: Group) {
 /// `EADDRINUSE` if the group is stored.
 pub(crate) fn join_later(entry: Entry, group: Group) -> Result<(), Errno> {
     hold(|known| {
-        if known.find(entry.place, |known| known == group).is_some() {
+        if known.find(entry.place, |stored| stored.group == group).is_some() {
             return Err(libc::EADDRINUSE);
         }
         known.add(Stored { number: entry.place, group, later: true });
@@ -206,9 +206,9 @@ pub(crate) fn joins_later(entry: Entry) -> bool {
     hold(|known| known.list.iter().any(|stored| stored.number == entry.place && stored.later))
 }
 
-/// Removes a stored group of an undecided socket. Returns `false` if the group is not stored.
+/// Removes a group from those that an undecided socket joins later. Returns whether it was there.
 pub(crate) fn leave(entry: Entry, group: Group) -> bool {
-    hold(|known| known.leave(entry.place, group))
+    hold(|known| known.leave(entry.place, group, |stored| stored.later))
 }
 
 /// An undecided socket has become a session, which joins its groups.
@@ -330,21 +330,23 @@ static OLDEST: AtomicU32 = AtomicU32::new(0);
 
 impl Known {
     /// The place of a socket's group for which `is` is true.
-    fn find(&self, number: u32, is: impl Fn(Group) -> bool) -> Option<usize> {
-        self.list.iter().position(|stored| stored.number == number && is(stored.group))
+    fn find(&self, number: u32, is: impl Fn(&Stored) -> bool) -> Option<usize> {
+        self.list.iter().position(|stored| stored.number == number && is(stored))
     }
 
-    /// Removes the group with this interface, or otherwise with any interface. Returns whether there was one.
-    fn leave(&mut self, number: u32, group: Group) -> bool {
-        let same = self.find(number, |known| known == group);
-        let at = same.or_else(|| self.find(number, |known| known.group == group.group));
+    /// Removes a group for which `is` is true: the one with this interface, or otherwise with any interface. Returns whether there was
+    /// one.
+    fn leave(&mut self, number: u32, group: Group, is: impl Fn(&Stored) -> bool) -> bool {
+        let same = self.find(number, |stored| stored.group == group && is(stored));
+        let any = || self.find(number, |stored| stored.group.group == group.group && is(stored));
+        let at = same.or_else(any);
         at.into_iter().for_each(|at| self.list[at] = FREE);
         at.is_some()
     }
 
     fn note(&mut self, number: u32, change: Change, group: Group) {
         if change == Change::Leave {
-            self.leave(number, group);
+            self.leave(number, group, |_| true);
         } else {
             self.add(Stored { number, group, later: false });
         }

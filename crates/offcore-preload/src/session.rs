@@ -17,9 +17,11 @@ use crate::table::{self, Entry, GENERATION, Kind};
 
 /// Reads that take all bytes of a pair with an alarm: up to it, the alarm, and behind it.
 const ALARM_READS: usize = 3;
-/// Limits of a wait for the stack's answer: turns of a loop before it yields the core, and a timeout in nanoseconds.
+/// Limits of a wait for the stack's answer: turns of a loop before it yields the core, and timeouts in nanoseconds, for an answer and
+/// for a byte that the stack writes at once.
 const SPINS: u32 = 500;
 const LATEST_ANSWER: i128 = 100_000_000;
+const LATEST_BYTE: i128 = 10_000_000;
 
 /// What a call is about.
 pub(crate) enum Target {
@@ -250,16 +252,21 @@ impl Session {
 
     /// Waits until the pair has a byte again, for the stack's answer to a mark.
     fn wait_announced_again(&self) {
-        self.wait_for_stack(|| sys::readable(self.fd) != Ok(0));
+        // A sandbox may kill the process for the question how many bytes there are.
+        if !sys::is_sandboxed() {
+            self.wait_for_stack(LATEST_ANSWER, || sys::readable(self.fd) != Ok(0));
+        }
     }
 
-    /// Takes the byte that announced the data just read, and waits for it if it is on its way. Returns `false` without a byte.
-    fn take_announced(&self) -> bool {
-        if self.take(usize::MAX).is_ok() {
-            return true;
-        }
-        self.wait_for_stack(|| sys::readable(self.fd) != Ok(0));
-        self.take(usize::MAX).is_ok()
+    /// Takes `due` bytes of the pair, and waits for the stack to write the last one. Returns the number of bytes taken.
+    fn take_announced(&self, due: u32) -> u32 {
+        let mut taken = 0;
+        let mut take = || {
+            taken += self.take(usize::MAX).map_or(0, |bytes| bytes as u32);
+            taken >= due
+        };
+        let _ = take() || sys::is_sandboxed() || self.wait_for_stack(LATEST_BYTE, take);
+        taken
     }
 
     /// Whether the stack announces the data just read. Returns `None` if it is late to decide.
@@ -269,17 +276,17 @@ impl Session {
             decision = self.slot.wake.decision();
             decision.is_some()
         };
-        let _ = Self::spin(&mut decided) || self.wait_for_stack(&mut decided);
+        let _ = Self::spin(&mut decided) || self.wait_for_stack(LATEST_ANSWER, &mut decided);
         decision
     }
 
     /// Waits until `done`, which the stack brings about within a round, or until the session is over. It does not wait in a sandbox,
     /// which may kill the process for the system calls. Returns whether it is done.
-    fn wait_for_stack(&self, mut done: impl FnMut() -> bool) -> bool {
+    fn wait_for_stack(&self, longest: i128, mut done: impl FnMut() -> bool) -> bool {
         if sys::is_sandboxed() {
             return done();
         }
-        let end = sys::now() + LATEST_ANSWER;
+        let end = sys::now() + longest;
         while !done() {
             if self.is_over() || sys::now() >= end {
                 return false;
@@ -373,7 +380,7 @@ impl Session {
         let Some(ask) = self.slot.want(len) else { return true };
         self.mark();
         let answered = || self.slot.is_answered(&ask);
-        let answered = Self::spin(answered) || self.wait_for_stack(answered);
+        let answered = Self::spin(answered) || self.wait_for_stack(LATEST_ANSWER, answered);
         !answered || !self.slot.lacks(len)
     }
 
@@ -396,9 +403,6 @@ impl Session {
         // `poll` shows no data below the low-water mark.
         let has_data = left > 0 && (self.is_datagrams() || left >= self.least());
         let shown = has_data || urgent;
-        let announced = if shown { Some(wake.is_announced()) } else { self.decision() };
-        // Without a decision the byte may still come.
-        let Some(announced) = announced else { return };
         let mut all_taken = false;
         if alarmed && !urgent {
             if !self.take_all() {
@@ -407,18 +411,15 @@ impl Session {
             }
             leftover.store(0, Ordering::Relaxed);
             all_taken = has_data;
-        } else if shown && announced {
+        } else if shown {
+            if !wake.is_announced() {
+                return;
+            }
             let bytes = leftover.load(Ordering::Relaxed).saturating_add(1);
             all_taken = bytes > TOKENS && !self.take_all_but_one(bytes);
             leftover.store(if bytes > TOKENS { 1 } else { bytes }, Ordering::Relaxed);
-        } else if shown || !announced && leftover.load(Ordering::Relaxed) == 0 {
+        } else if !self.take_tokens() {
             return;
-        } else {
-            let taken = if announced { self.take_announced() } else { self.take(usize::MAX).is_ok() };
-            leftover.store(0, Ordering::Relaxed);
-            if !taken {
-                return;
-            }
         }
         wake.taken();
         if all_taken || reader.available() > left || !urgent && self.slot.identity.has_failed() {
@@ -426,6 +427,25 @@ impl Session {
         }
         if alarmed && all_taken {
             self.wait_announced_again();
+        }
+    }
+
+    /// Takes the bytes of the pair after a call has read everything. Returns whether the stack had announced it.
+    fn take_tokens(&self) -> bool {
+        let leftover = &self.slot.wishes.leftover;
+        let (before, mut taken) = (leftover.load(Ordering::Relaxed), 0);
+        loop {
+            // Without a decision the byte may still come.
+            let Some(announced) = self.decision() else { return false };
+            let due = before.saturating_add(announced.into());
+            if taken < due {
+                taken += self.take_announced(due - taken);
+            }
+            leftover.store(if announced { due.saturating_sub(taken) } else { 0 }, Ordering::Relaxed);
+            // The stack may have announced more while bytes were taken that were there before.
+            if announced || before == 0 || self.slot.wake.decision() == Some(false) {
+                return announced && taken > 0;
+            }
         }
     }
 

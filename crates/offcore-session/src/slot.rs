@@ -391,9 +391,10 @@ impl Slot {
         self.identity.has_failed() || self.undelivered().load(Ordering::Acquire) > 0
     }
 
-    /// Whether the application has received bytes to read. The stack must not rely on it: the application stores the index.
-    pub fn has_unread(&self) -> bool {
-        self.rx.index() != self.rx.edge()
+    /// The number of received bytes that the application has not read. The stack must not rely on it: the application stores the
+    /// index.
+    pub fn unread(&self) -> u64 {
+        self.rx.edge().wrapping_sub(self.rx.index())
     }
 
     /// The position of the urgent byte, if there is one.

@@ -244,7 +244,8 @@ impl Client {
             },
         };
         self.portal.fence();
-        let submitted = self.portal.submit(&descriptor);
+        // SAFETY: the buffers, the record and the list of a slot stay as they are until the record is written.
+        let submitted = unsafe { self.portal.submit(&descriptor) };
         if submitted == Submitted::Accepted {
             self.slots[index].state = State::Flying(now);
         }

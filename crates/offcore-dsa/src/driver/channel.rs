@@ -208,9 +208,12 @@ impl DsaChannel {
         let wanted = (ring.requested - ring.submitted).min(self.limit - self.used);
         let (from, to) = (ring.submitted, ring.submitted + wanted);
         let run = ring.run(from, to);
-        let mut taken = portal.submit_burst(run);
+        // SAFETY: descriptors of the ring have records of this channel, and buffers that those who asked for the copies keep until
+        // they are completed (`Channel::copy`).
+        let mut taken = unsafe { portal.submit_burst(run) };
         if taken == run.len() && taken < wanted {
-            taken += portal.submit_burst(ring.run(from + taken, to));
+            // SAFETY: as above.
+            taken += unsafe { portal.submit_burst(ring.run(from + taken, to)) };
         }
         ring.submitted += taken;
         units.next += taken;
@@ -236,7 +239,8 @@ impl DsaChannel {
                 let alone = ring.descriptor(first);
                 Descriptor { completion, ..alone.with_flags(alone.flags() | Flags::RCR) }
             };
-            if portal.submit(&descriptor) == Submitted::Retry {
+            // SAFETY: as in `push_direct`; a batch reads descriptors of the ring, which stay there until it is completed.
+            if unsafe { portal.submit(&descriptor) } == Submitted::Retry {
                 break;
             }
             units.push(Unit { first, count, batch });
@@ -258,7 +262,8 @@ impl DsaChannel {
                 completion: address(&side.records[piece.record]),
                 ..describe(&piece.rest, self.copy_flags)
             };
-            if self.used == self.limit || portal.submit(&descriptor) == Submitted::Retry {
+            // SAFETY: as in `push_direct`: a piece is the rest of a copy of the ring.
+            if self.used == self.limit || unsafe { portal.submit(&descriptor) } == Submitted::Retry {
                 break;
             }
             piece.in_flight = true;

@@ -278,7 +278,8 @@ impl Engine {
         record.clear();
         portal.fence();
         let accepted = (0..SUBMIT_TRIES).any(|_| {
-            let accepted = portal.submit(&descriptor) == Submitted::Accepted;
+            // SAFETY: whoever has submitted the operation keeps its memory until it is finished; the record is this engine's.
+            let accepted = unsafe { portal.submit(&descriptor) } == Submitted::Accepted;
             if !accepted {
                 spin_loop();
             }

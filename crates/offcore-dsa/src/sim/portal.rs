@@ -84,9 +84,14 @@ impl SimPortal {
         Self { ring, cell, occupancy, threshold, queue, epoch, device, orders }
     }
 
-    /// Submits a descriptor: a 64-byte store to the portal (dedicated), or ENQCMD (shared).
+    /// Submits a descriptor: a 64-byte store to the portal (dedicated), or ENQCMD (shared). Steps of the device execute it.
+    ///
+    /// # Safety
+    /// The memory that the descriptor names is valid for its operation until the device has completed it, and nothing else uses it
+    /// meanwhile but for reads of what the operation reads. This includes the completion record, and the descriptors of a batch
+    /// with their memory.
     #[inline(always)]
-    pub fn submit(&mut self, descriptor: &Descriptor) -> Submitted {
+    pub unsafe fn submit(&mut self, descriptor: &Descriptor) -> Submitted {
         if self.cell.special.load(Ordering::Relaxed) {
             return self.submit_special(descriptor);
         }
@@ -100,16 +105,24 @@ impl SimPortal {
     }
 
     /// A 64-byte posted store to the portal, whatever the queue's mode: a shared queue ignores it.
-    pub fn store(&mut self, descriptor: &Descriptor) {
+    ///
+    /// # Safety
+    /// As [`SimPortal::submit`].
+    pub unsafe fn store(&mut self, descriptor: &Descriptor) {
         if !self.cell.shared {
             // A posted store has no answer.
-            let _ = self.submit(descriptor);
+            // SAFETY: the caller's promise.
+            let _ = unsafe { self.submit(descriptor) };
         }
     }
 
     /// ENQCMD to the portal, whatever the queue's mode: a dedicated queue answers [`Submitted::Retry`].
-    pub fn enqcmd(&mut self, descriptor: &Descriptor) -> Submitted {
-        if self.cell.shared { self.submit(descriptor) } else { Submitted::Retry }
+    ///
+    /// # Safety
+    /// As [`SimPortal::submit`].
+    pub unsafe fn enqcmd(&mut self, descriptor: &Descriptor) -> Submitted {
+        // SAFETY: the caller's promise.
+        if self.cell.shared { unsafe { self.submit(descriptor) } } else { Submitted::Retry }
     }
 
     /// A shared queue, or a device that is to get stores out of order.

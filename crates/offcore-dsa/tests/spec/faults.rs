@@ -82,7 +82,7 @@ fn a_storm_of_retries_ends() {
     let mut portal = device.open("wq0.0").unwrap();
     let mut accepted = 0;
     for _ in 0..2000 {
-        accepted += u64::from(portal.submit(&noop()) == Submitted::Accepted);
+        accepted += u64::from(portal.send(&noop()) == Submitted::Accepted);
         engine.run_until_idle();
     }
     let stats = device.stats();

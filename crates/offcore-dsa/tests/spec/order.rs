@@ -130,7 +130,7 @@ fn shares(wqs: [WqConfig; 2], of: u64) -> [u64; 2] {
                     fill[queue][index] = false;
                     let completion = record as *const _ as u64;
                     let descriptor = Descriptor { completion, ..Descriptor::new(Opcode::Noop, RECORD) };
-                    assert_eq!(portals[queue].submit(&descriptor), Submitted::Accepted);
+                    assert_eq!(portals[queue].send(&descriptor), Submitted::Accepted);
                 }
             }
         }

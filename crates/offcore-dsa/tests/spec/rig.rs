@@ -51,6 +51,30 @@ pub(crate) fn second_generation(config: DeviceConfig) -> SimOptions {
     SimOptions { generation: Generation::Dsa2, ..options(config) }
 }
 
+/// Submissions of tests, whose memory stays until the device has stopped.
+pub(crate) trait Submit {
+    fn send(&mut self, descriptor: &Descriptor) -> Submitted;
+    fn send_by_store(&mut self, descriptor: &Descriptor);
+    fn send_by_enqcmd(&mut self, descriptor: &Descriptor) -> Submitted;
+}
+
+impl Submit for SimPortal {
+    fn send(&mut self, descriptor: &Descriptor) -> Submitted {
+        // SAFETY: see above.
+        unsafe { self.submit(descriptor) }
+    }
+
+    fn send_by_store(&mut self, descriptor: &Descriptor) {
+        // SAFETY: see above.
+        unsafe { self.store(descriptor) }
+    }
+
+    fn send_by_enqcmd(&mut self, descriptor: &Descriptor) -> Submitted {
+        // SAFETY: see above.
+        unsafe { self.enqcmd(descriptor) }
+    }
+}
+
 /// A stepped device, its first work queue open.
 pub(crate) struct Rig {
     pub(crate) device: SimDevice,
@@ -100,7 +124,7 @@ impl Rig {
 
     /// Submits as it stands.
     pub(crate) fn submit_raw(&mut self, descriptor: &Descriptor) {
-        assert_eq!(self.portal.submit(descriptor), Submitted::Accepted);
+        assert_eq!(self.portal.send(descriptor), Submitted::Accepted);
     }
 
     /// Submits, runs until nothing is left to do, and returns the record.

@@ -39,7 +39,7 @@ fn rule_1_shared_queue_retries_at_threshold() {
     let answers: Vec<Submitted> = (0..60)
         .map(|index| {
             let descriptor = rig.with_record(noop(), index);
-            rig.portal.submit(&descriptor)
+            rig.portal.send(&descriptor)
         })
         .collect();
     assert!(answers[..48].iter().all(|&answer| answer == Submitted::Accepted));
@@ -49,24 +49,24 @@ fn rule_1_shared_queue_retries_at_threshold() {
     assert_eq!(rig.device.stats().retried, 12);
     // Nothing was lost, so nothing is reported; and there is room again.
     assert_eq!(rig.device.errors().first, None);
-    assert_eq!(rig.portal.submit(&noop()), Submitted::Accepted);
+    assert_eq!(rig.portal.send(&noop()), Submitted::Accepted);
 }
 
 #[test]
 fn rule_1_client_leaves_its_entries() {
     let Rig { device, mut engine, mut portal, .. } = Rig::new(options(layout(&[shared(48)], 1)));
     for step in [false, true, true] {
-        assert!((0..48).all(|_| portal.submit(&noop()) == Submitted::Accepted));
-        assert_eq!(portal.submit(&noop()), Submitted::Retry);
+        assert!((0..48).all(|_| portal.send(&noop()) == Submitted::Accepted));
+        assert_eq!(portal.send(&noop()), Submitted::Retry);
         assert!(!step || engine.step());
         drop(portal);
         portal = device.open("wq0.0").unwrap();
     }
-    assert!((0..48).all(|_| portal.submit(&noop()) == Submitted::Accepted));
+    assert!((0..48).all(|_| portal.send(&noop()) == Submitted::Accepted));
     engine.run_until_idle();
     assert_eq!(device.stats().completed, 48);
-    assert!((0..48).all(|_| portal.submit(&noop()) == Submitted::Accepted));
-    assert_eq!(portal.submit(&noop()), Submitted::Retry);
+    assert!((0..48).all(|_| portal.send(&noop()) == Submitted::Accepted));
+    assert_eq!(portal.send(&noop()), Submitted::Retry);
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn rule_2_dedicated_queue_has_one_client() {
         SimDevice::stepped("dsa-sim3", options(layout(&[shared(60), dedicated()], 1))).unwrap();
     let mut portals: Vec<_> = (0..4).map(|_| device.open("wq3.0").unwrap()).collect();
     for portal in &mut portals {
-        assert_eq!(portal.submit(&noop()), Submitted::Accepted);
+        assert_eq!(portal.send(&noop()), Submitted::Accepted);
     }
     engine.run_until_idle();
     assert_eq!(device.stats().completed, 4);
@@ -97,20 +97,20 @@ fn rule_9_halted_device_answers_retry() {
 
     let mut rig = Rig::new(options(layout(&[shared(48)], 1)));
     rig.device.halt();
-    assert!((0..100).all(|_| rig.portal.submit(&noop()) == Submitted::Retry));
+    assert!((0..100).all(|_| rig.portal.send(&noop()) == Submitted::Retry));
 }
 
 #[test]
 fn rule_9_shared_queue_ignores_stores() {
     let mut rig = Rig::new(options(layout(&[shared(48)], 1)));
     let descriptor = rig.with_record(noop(), 0);
-    (0..100).for_each(|_| rig.portal.store(&descriptor));
+    (0..100).for_each(|_| rig.portal.send_by_store(&descriptor));
     rig.engine.run_until_idle();
     assert!(rig.record(0).read().is_none());
     assert_eq!((rig.device.stats().arrived, rig.device.errors().first), (0, None));
     // It took no entry, and ENQCMD is heard.
-    assert!((0..48).all(|_| rig.portal.enqcmd(&descriptor) == Submitted::Accepted));
-    assert_eq!(rig.portal.enqcmd(&descriptor), Submitted::Retry);
+    assert!((0..48).all(|_| rig.portal.send_by_enqcmd(&descriptor) == Submitted::Accepted));
+    assert_eq!(rig.portal.send_by_enqcmd(&descriptor), Submitted::Retry);
     rig.engine.run_until_idle();
     assert!(rig.record(0).is_plain_success());
     assert_eq!(rig.device.stats().completed, 48);
@@ -120,12 +120,12 @@ fn rule_9_shared_queue_ignores_stores() {
 fn rule_9_dedicated_queue_retries_enqcmd() {
     let mut rig = Rig::plain();
     let descriptor = rig.with_record(noop(), 0);
-    assert!((0..100).all(|_| rig.portal.enqcmd(&descriptor) == Submitted::Retry));
+    assert!((0..100).all(|_| rig.portal.send_by_enqcmd(&descriptor) == Submitted::Retry));
     rig.engine.run_until_idle();
     assert!(rig.record(0).read().is_none());
     assert_eq!((rig.device.stats().arrived, rig.device.errors().first), (0, None));
     // A posted store is heard.
-    rig.portal.store(&descriptor);
+    rig.portal.send_by_store(&descriptor);
     rig.engine.run_until_idle();
     assert!(rig.record(0).is_plain_success());
     assert_eq!(rig.device.stats().completed, 1);

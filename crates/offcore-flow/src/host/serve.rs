@@ -421,8 +421,8 @@ impl App for Serve {
         }
     }
 
-    fn told(&mut self, calls: &mut Calls<'_>) {
-        self.announce(calls);
+    fn told(&mut self, _: &mut Calls<'_>) {
+        self.announce();
     }
 
     fn round(&mut self, _: &mut Context<'_>, calls: &mut Calls<'_>) {
@@ -433,7 +433,7 @@ impl App for Serve {
         }
         // Those that had to wait for this turn.
         if !self.announced.is_empty() {
-            self.announce(calls);
+            self.announce();
         }
         self.look_for_marks(calls.now);
         let often = if self.awake.all_are() { LOOK } else { LOOK_ASLEEP };

@@ -23,8 +23,9 @@ struct Session {
     head: AtomicU32,
     /// An error that no call has returned.
     error: AtomicU32,
-    /// Bytes in the pair: the token, and the gate.
+    /// Bytes in the pair, and the gate. One byte may be left over from a read that has left data.
     byte: AtomicU32,
+    leftover: AtomicU32,
     gate: AtomicU32,
     /// Room that was freed, and that is used.
     room: AtomicU32,
@@ -41,6 +42,7 @@ impl Session {
             head: word(0),
             error: word(0),
             byte: word(0),
+            leftover: word(0),
             gate: word(0),
             room: word(0),
             event: word(0),
@@ -82,24 +84,40 @@ impl Session {
     }
 
     fn settle(&self) {
-        if self.available() > 0 {
+        if self.available() > 0 || !self.take_tokens() {
             return;
-        }
-        let announced = loop {
-            match self.wake.decision() {
-                Some(announced) => break announced,
-                None => thread::yield_now(),
-            }
-        };
-        if !announced {
-            return;
-        }
-        while self.byte.compare_exchange(1, 0, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            thread::yield_now();
         }
         self.wake.taken();
         if self.available() > 0 || self.has_failed() {
             self.control.mark(3);
+        }
+    }
+
+    /// As the library's function of this name, without limits of its waits.
+    fn take_tokens(&self) -> bool {
+        let (before, mut taken) = (self.leftover.load(Ordering::Relaxed), 0);
+        loop {
+            let announced = self.decision();
+            let due = before + u32::from(announced);
+            while taken < due {
+                taken += self.byte.swap(0, Ordering::SeqCst);
+                if taken < due {
+                    thread::yield_now();
+                }
+            }
+            self.leftover.store(0, Ordering::Relaxed);
+            if announced || before == 0 || self.wake.decision() == Some(false) {
+                return announced && taken > 0;
+            }
+        }
+    }
+
+    fn decision(&self) -> bool {
+        loop {
+            match self.wake.decision() {
+                Some(announced) => break announced,
+                None => thread::yield_now(),
+            }
         }
     }
 
@@ -165,6 +183,24 @@ fn poll_shows_no_data_that_was_read() {
         session.look();
         let there = session.available();
         assert_eq!(session.byte.load(Ordering::SeqCst), there, "a byte for data, and for nothing else");
+    });
+}
+
+#[test]
+fn leftover_byte_is_not_the_announcement() {
+    loom::model(|| {
+        let session = Session::new();
+        // A read has left data: its byte is in the pair.
+        session.byte.store(1, Ordering::SeqCst);
+        session.leftover.store(1, Ordering::Relaxed);
+        let stack = Arc::clone(&session);
+        let stack = thread::spawn(move || stack.commit());
+        session.read();
+        stack.join().unwrap();
+        session.look();
+        let (there, byte) = (session.available(), session.byte.load(Ordering::SeqCst));
+        assert!(there > 0 || byte == 0, "a byte without data");
+        assert!(there == 0 || byte > 0, "data without a byte");
     });
 }
 

@@ -49,6 +49,11 @@ impl Ahead {
             return self.grant(tx, arena, buffer);
         }
         let has_all = self.extend(bytes.max(self.now), tx, arena, buffer);
+        let upto = (tx.released() + bytes.min(self.most)).min(self.limit.unwrap_or(u64::MAX));
+        if !has_all && upto > tx.end() {
+            // The requested bytes alone may find blocks.
+            let _ = tx.grant(arena, upto);
+        }
         self.answered = asks;
         tx.answer(arena, asks);
         has_all

@@ -135,9 +135,7 @@ impl SocketFile {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(fail(path, "open"))?;
         let found = rustix::fs::fstat(&file).map_err(fail(path, "stat"))?;
-        let is_own = FileType::from_raw_mode(found.st_mode) == FileType::Socket
-            && found.st_nlink == 1
-            && found.st_uid == rustix::process::geteuid().as_raw();
+        let is_own = FileType::from_raw_mode(found.st_mode) == FileType::Socket && found.st_nlink == 1;
         if !is_own || bound != Some((found.st_dev, found.st_ino)) {
             return Err(SocketError::Replaced { path: path.to_owned() });
         }
@@ -191,7 +189,7 @@ impl Listener {
         let file = SocketFile::open(&self.path, self.file)?;
         let file = file.name();
         // The mode first: only the owner may change it.
-        mode.map_or(Ok(()), |mode| rustix::fs::chmod(&file, Mode::from_raw_mode(mode)))
+        rustix::fs::chmod(&file, Mode::from_raw_mode(mode.unwrap_or(PRIVATE)))
             .map_err(fail(&self.path, "chmod"))?;
         if owner.is_some() || group.is_some() {
             rustix::fs::chown(&file, owner, group).map_err(fail(&self.path, "chown"))?;

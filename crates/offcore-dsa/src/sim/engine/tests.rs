@@ -13,6 +13,12 @@ fn device(profile: &str) -> (SimDevice, SimEngine, SimPortal) {
     (device, engine, portal)
 }
 
+/// Submits a descriptor of a test, whose memory stays until the device has stopped.
+fn send(portal: &mut SimPortal, descriptor: &Descriptor) -> Submitted {
+    // SAFETY: see above.
+    unsafe { portal.submit(descriptor) }
+}
+
 struct Buffers {
     src: Vec<u8>,
     dst: Vec<u8>,
@@ -42,7 +48,7 @@ fn takes(profile: &str, size: u32, n: usize) -> f64 {
     let (_device, mut engine, mut portal) = device(profile);
     let mut buffers = Buffers::new();
     for index in 0..n {
-        assert_eq!(portal.submit(&buffers.copy(size, index)), Submitted::Accepted);
+        assert_eq!(send(&mut portal, &buffers.copy(size, index)), Submitted::Accepted);
     }
     assert_eq!(engine.run_until_idle(), n);
     engine.now as f64 / 1000.0
@@ -79,7 +85,7 @@ fn moving_engines_share_the_device() {
     assert_eq!(portals.len(), 4);
     let size = 16 << 10;
     for (index, portal) in portals.iter_mut().enumerate() {
-        assert_eq!(portal.submit(&buffers.copy(size, index)), Submitted::Accepted);
+        assert_eq!(send(portal, &buffers.copy(size, index)), Submitted::Accepted);
     }
     engine.run_until_idle();
     let (ns, model) =
@@ -95,7 +101,7 @@ fn batch_adds_its_list_and_its_record() {
     let members: Vec<Descriptor> = (1..33).map(|index| buffers.copy(1, index)).collect();
     let list = Descriptor { src: members.as_ptr() as u64, size: 32, dst: 0, ..buffers.copy(1, 0) };
     let batch = Descriptor { flags_opcode: (1 << 24) | list.flags_opcode & 0xff_ffff, ..list };
-    assert_eq!(portal.submit(&batch), Submitted::Accepted);
+    assert_eq!(send(&mut portal, &batch), Submitted::Accepted);
     assert_eq!(engine.run_until_idle(), 33);
     let model = timing.fixed_ns() + 31.0 * timing.occupancy_ns + timing.read_ns + timing.record_ns;
     let ns = engine.now as f64 / 1000.0;
@@ -115,7 +121,7 @@ fn slower_device_has_faults_when_asked() {
     let [normal, slow] = ["vpp", "vpp,slower=10"].map(|options| {
         let (device, mut engine, mut portal) = device(options);
         let mut run = || {
-            assert_eq!(portal.submit(&buffers.copy(4096, 0)), Submitted::Accepted);
+            assert_eq!(send(&mut portal, &buffers.copy(4096, 0)), Submitted::Accepted);
             engine.run_until_idle();
             engine.now
         };
@@ -134,7 +140,7 @@ fn completion_beyond_the_clock_is_last() {
     let mut buffers = Buffers::new();
     device.set_faults(Faults { late: 1.0, late_ns: u64::MAX, ..Faults::default() });
     for completed in [1, 0] {
-        assert_eq!(portal.submit(&buffers.copy(64, completed)), Submitted::Accepted);
+        assert_eq!(send(&mut portal, &buffers.copy(64, completed)), Submitted::Accepted);
         assert_eq!(engine.run_until_idle(), completed);
     }
     assert!(buffers.records[1].is_plain_success() && buffers.records[0].read().is_none());
@@ -148,7 +154,7 @@ fn device_without_its_engine_is_dead() {
     drop(engine);
     assert!(!portal.is_alive());
     // Nobody waits for it.
-    assert_eq!(portal.submit(&Descriptor::default()), Submitted::Accepted);
+    assert_eq!(send(&mut portal, &Descriptor::default()), Submitted::Accepted);
     drop(portal);
     device.reset();
 }

@@ -55,8 +55,8 @@ pub(super) struct Application {
     /// Processes that have more to say, and sessions, by number and generation, whose pairs may have data.
     pub(super) talking: Queue<Key>,
     pub(super) raws: Queue<(u32, u32)>,
-    /// Listeners that may have connections to pass on.
-    pub(super) listening: Queue<u32>,
+    /// Listeners that may have connections to pass on, by number and generation.
+    pub(super) listening: Queue<(u32, u32)>,
     /// Whether there may be marks, sessions whose marks were taken, and where the next ones are taken.
     may_be_marked: bool,
     marked: Vec<u32>,
@@ -78,8 +78,8 @@ pub(super) enum Work {
     Question(Key),
     /// The pair of a session, of this generation, may have data.
     Raw(u32, u32),
-    /// A listener may have connections to pass on.
-    Listener(u32),
+    /// A listener, of this generation, may have connections to pass on.
+    Listener(u32, u32),
 }
 
 /// Things that are done one after the other: those in front now, and the others later.
@@ -293,7 +293,7 @@ impl Application {
                 0 => self.next_marked().map(Work::Marked),
                 1 => self.next_of_rest().map(Work::Rest),
                 2 => self.talking.pop().map(Work::Question),
-                3 => self.listening.pop().map(Work::Listener),
+                3 => self.listening.pop().map(|(number, generation)| Work::Listener(number, generation)),
                 _ => self.raws.pop().map(|(number, generation)| Work::Raw(number, generation)),
             }
         })

@@ -204,6 +204,9 @@ impl Serve {
                 let error = self.end_oldest_left(user, calls);
                 return self.refuse_guest(guest, error, calls.now);
             }
+            if !self.descriptors.has_room(user, descriptors::of_application(self.config.memory)) {
+                return self.refuse_guest(guest, Errno::MFILE, calls.now);
+            }
             self.feed.begin(user, key, self.config.memory, &mut self.errands);
         }
         // Until then there is nothing to hear.
@@ -330,7 +333,7 @@ impl Serve {
         shared.processes().set_broadcasts(self.broadcasts.iter().copied());
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         self.watch.add(event.as_fd(), Key::new(Source::Event, at, 0, 0), EventFlags::IN)?;
-        self.descriptors.take(user, descriptors::APPLICATION)?;
+        self.descriptors.take(user, descriptors::of_application(self.config.memory))?;
         let id = calls.stack.add_app(memory);
         calls.stack.set_user(id, user);
         calls.stack.limit_app(id, self.config.connections);

@@ -2,19 +2,27 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use offcore_session::place::SEGMENT;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-/// Descriptors of the stack itself: ports, threads, and files that are about to be closed.
-const RESERVED: u64 = 256;
+/// Descriptors of the stack itself: ports, threads, and files that are about to be closed. With a low limit it is a quarter.
+const RESERVED: u64 = 2048;
 /// The least share of a user. With a lower limit the kernel refuses descriptors first.
 const LEAST: usize = 64;
-/// Descriptors of an application, without its processes and sessions: shared memory and its event.
-pub(super) const APPLICATION: usize = 4;
+/// Descriptors of an application with one segment of memory, without its processes and sessions: shared memory, its event, and those
+/// of the thread that accepts from the kernel.
+const APPLICATION: usize = 7;
 /// Descriptors of a process: its socket and its pidfd.
 pub(super) const PROCESS: usize = 2;
-/// Descriptors of a session: the stack's end.
+/// Descriptors of a session, and of a listener of the kernel's.
 pub(super) const SESSION: usize = 1;
+pub(super) const KERNEL: usize = 1;
+
+/// Descriptors of an application that may use `memory` bytes.
+pub(super) fn of_application(memory: usize) -> usize {
+    APPLICATION + memory / SEGMENT
+}
 
 /// The descriptors of each user's applications.
 #[derive(Debug)]
@@ -33,8 +41,13 @@ impl Descriptors {
     }
 
     fn share(limit: u64, users: usize) -> Self {
-        let most = usize::try_from(limit.saturating_sub(RESERVED)).unwrap_or(usize::MAX) / users;
+        let most = usize::try_from(limit - RESERVED.min(limit / 4)).unwrap_or(usize::MAX) / users;
         Self { most: most.max(LEAST), used: HashMap::new() }
+    }
+
+    /// Whether a user can have `count` descriptors more.
+    pub(super) fn has_room(&self, user: u32, count: usize) -> bool {
+        self.used.get(&user).copied().unwrap_or(0) + count <= self.most
     }
 
     /// Charges a user for `count` descriptors.
@@ -42,11 +55,10 @@ impl Descriptors {
     /// # Errors
     /// `EMFILE` beyond the user's share.
     pub(super) fn take(&mut self, user: u32, count: usize) -> Result<(), Errno> {
-        let used = self.used.entry(user).or_default();
-        if *used + count > self.most {
+        if !self.has_room(user, count) {
             return Err(Errno::MFILE);
         }
-        *used += count;
+        *self.used.entry(user).or_default() += count;
         Ok(())
     }
 
@@ -64,11 +76,11 @@ mod tests {
 
     #[test]
     fn users_have_equal_shares() {
-        let mut descriptors = Descriptors::share(RESERVED + 1000, 2);
-        assert_eq!(descriptors.take(1, 501), Err(Errno::MFILE));
-        assert_eq!(descriptors.take(1, 500), Ok(()));
+        let mut descriptors = Descriptors::share(RESERVED + 20_000, 2);
+        assert_eq!(descriptors.take(1, 10_001), Err(Errno::MFILE));
+        assert_eq!(descriptors.take(1, 10_000), Ok(()));
         assert_eq!(descriptors.take(1, 1), Err(Errno::MFILE));
-        assert_eq!(descriptors.take(2, 500), Ok(()), "another user's share");
+        assert_eq!(descriptors.take(2, 10_000), Ok(()), "another user's share");
         descriptors.give(1, 10);
         assert_eq!(descriptors.take(1, 10), Ok(()));
     }

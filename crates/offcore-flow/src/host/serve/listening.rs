@@ -11,6 +11,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
 use super::acceptor::{Acceptor, Come, Name};
+use super::descriptors::KERNEL;
 use super::key::{Key, Source};
 use super::session::{Listener, What};
 use super::sessions::Beginning;
@@ -50,19 +51,30 @@ impl Serve {
         else {
             return;
         };
+        let generation = session.generation;
         let What::Listener(listener) = &mut session.what else { return };
         if std::mem::replace(&mut listener.queued, true) {
             return;
         }
         self.rouse(app);
         if let Some(application) = self.app(app) {
-            application.listening.push(number);
+            application.listening.push((number, generation));
         }
         self.behind = true;
     }
 
     /// It is a listener's turn.
-    pub(super) fn listener_has_turn(&mut self, app: usize, number: u32, calls: &mut Calls<'_>) {
+    pub(super) fn listener_has_turn(
+        &mut self,
+        app: usize,
+        number: u32,
+        generation: u32,
+        calls: &mut Calls<'_>,
+    ) {
+        let session = self.app(app).and_then(|app| app.session(number));
+        if session.is_none_or(|session| session.generation != generation) {
+            return;
+        }
         let Some(listener) = self.listener(app, number) else { return };
         listener.queued = false;
         if calls.now < listener.due {
@@ -142,7 +154,7 @@ impl Serve {
     /// Adds the kernel's listener of a session.
     pub(super) fn add_kernel(&mut self, app: usize, number: u32, kernel: OwnedFd) -> Result<(), Errno> {
         let acceptor = self.acceptor(app);
-        let Self { apps, errands, .. } = self;
+        let Self { apps, errands, descriptors, .. } = self;
         let application = apps.get_mut(app).and_then(Option::as_deref_mut).ok_or(Errno::BADF)?;
         let generation = application.session(number).map(|session| session.generation);
         let (Ok(()), Some(generation), Some(acceptor)) = (acceptor, generation, &mut application.acceptor)
@@ -150,7 +162,9 @@ impl Serve {
             errands.close(application.user, kernel);
             return Err(acceptor.err().unwrap_or(Errno::BADF));
         };
-        let kernel = acceptor.add(kernel, Name { number, generation }, errands)?;
+        descriptors.take(application.user, KERNEL)?;
+        let added = acceptor.add(kernel, Name { number, generation }, errands);
+        let kernel = added.inspect_err(|_| descriptors.give(application.user, KERNEL))?;
         if let Some(What::Listener(listener)) =
             application.session_mut(number).map(|session| &mut session.what)
         {
@@ -178,10 +192,11 @@ impl Serve {
     /// A session does not listen any more.
     pub(super) fn end_kernel(&mut self, app: usize, listener: Listener, now: u64) {
         self.rouse(app);
-        let Self { apps, errands, .. } = self;
+        let Self { apps, errands, descriptors, .. } = self;
         let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
         let Listener { kernel, come, held, .. } = listener;
         if let (Some(kernel), Some(acceptor)) = (kernel, &mut application.acceptor) {
+            descriptors.give(application.user, KERNEL);
             acceptor.remove(kernel, now, errands);
         }
         // Ends of sessions are closed at once.
@@ -307,11 +322,12 @@ impl Serve {
 
     /// Puts a listener among those that wait.
     fn wait(&mut self, app: usize, number: u32) {
-        let Some(listener) = self.listener(app, number) else { return };
-        if !std::mem::replace(&mut listener.queued, true)
-            && let Some(application) = self.app(app)
-        {
-            application.listening.push_waiting(number);
+        let Some(application) = self.app(app) else { return };
+        let Some(session) = application.session_mut(number) else { return };
+        let generation = session.generation;
+        let What::Listener(listener) = &mut session.what else { return };
+        if !std::mem::replace(&mut listener.queued, true) {
+            application.listening.push_waiting((number, generation));
         }
     }
 

@@ -230,7 +230,7 @@ impl Session {
             // Before it is open it is not ended; then it is looked at again.
             self.ended = calls.stack.shutdown(calls.now, conn, calls.out).is_ok();
         }
-        let unread = calls.stack.unread(conn) > 0 && !self.waits_for_more(slot, calls);
+        let unread = calls.stack.unread(conn) > 0 && !self.waits_for_more(slot);
         self.alarm(slot, counts);
         if unread {
             self.announce(slot, counts);
@@ -307,17 +307,17 @@ impl Session {
     }
 
     /// Whether the received data is less than `SO_RCVLOWAT`.
-    pub(super) fn waits_for_more(&self, slot: &Slot, calls: &Calls<'_>) -> bool {
+    pub(super) fn waits_for_more(&self, slot: &Slot) -> bool {
         let Some(least) = option::decode(slot.kept.number(option::RCVLOWAT)) else { return false };
-        let What::Stream(conn) = self.what else { return false };
         let any = slot.wishes.options.load(Ordering::Relaxed) & wish::ANY_DATA != 0;
-        !any && calls.stack.unread(conn) < least.into()
+        matches!(self.what, What::Stream(_)) && !any && slot.unread() < least.into()
     }
 
     /// Says that there is something to read, unless that is said.
     pub(super) fn announce(&mut self, slot: &Slot, counts: &mut ServeCounts) {
         // An end that is shut shows that there is something to read.
-        if !self.shut && slot.wake.announce(|| slot.has_unread() || slot.identity.has_failed()) {
+        let any = || slot.unread() > 0 && !self.waits_for_more(slot) || slot.identity.has_failed();
+        if !self.shut && slot.wake.announce(any) {
             self.put(pair::put_token, counts);
         }
     }
@@ -325,7 +325,7 @@ impl Session {
     /// Announces data again after a process of the application has died. The process may have taken the byte without storing so:
     /// without another byte, later data would not be announced.
     pub(super) fn announce_again(&mut self, slot: &Slot, calls: &Calls<'_>, counts: &mut ServeCounts) {
-        let unread = self.conn().is_some_and(|conn| calls.stack.unread(conn) > 0) && slot.has_unread();
+        let unread = self.conn().is_some_and(|conn| calls.stack.unread(conn) > 0) && slot.unread() > 0;
         if unread || self.is_urgent(slot) || slot.wake.is_announced() {
             slot.wake.announce_always();
             // Who leaves data in the next read takes more than one byte, so that there is room for others.

@@ -380,7 +380,8 @@ impl Serve {
             self.close(app, number, calls);
         }
         let Some(mut application) = self.apps.get_mut(app).and_then(Option::take) else { return };
-        let used = descriptors::APPLICATION + application.living() * descriptors::PROCESS;
+        let used =
+            descriptors::of_application(self.config.memory) + application.living() * descriptors::PROCESS;
         self.descriptors.give(application.user, used);
         self.awake.remove(app);
         self.by_id.remove(&application.id);

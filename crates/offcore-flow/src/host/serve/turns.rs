@@ -100,7 +100,7 @@ impl Serve {
             Work::Rest(number) => self.look_at_rest(app, number, calls),
             Work::Question(key) => self.hear(key, calls),
             Work::Raw(number, generation) => self.relay_next(app, number, generation, calls),
-            Work::Listener(number) => self.listener_has_turn(app, number, calls),
+            Work::Listener(number, generation) => self.listener_has_turn(app, number, generation, calls),
         }
         true
     }

@@ -15,7 +15,6 @@ use rustix::net::{Shutdown, shutdown};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Serve;
-use crate::host::Calls;
 
 /// A wake-up that takes so many ticks of the TSC is long: some 30 us.
 pub(super) const LONG: u64 = 100_000;
@@ -105,7 +104,7 @@ impl Waking {
 
 impl Serve {
     /// Says what is to be said at the end of a turn. A user whose application is long to wake up waits with the others of it.
-    pub(super) fn announce(&mut self, calls: &Calls<'_>) {
+    pub(super) fn announce(&mut self) {
         let mut announced = std::mem::take(&mut self.announced);
         let mut long: ArrayVec<(u32, usize, u64), USERS> = ArrayVec::new();
         let Self { apps, counts, waking, .. } = self;
@@ -118,7 +117,7 @@ impl Serve {
             let Some((session, slot)) = application.both(number) else { return false };
             if std::mem::take(&mut session.queued) {
                 session.alarm(slot, counts);
-                if !session.waits_for_more(slot, calls) {
+                if !session.waits_for_more(slot) {
                     session.announce(slot, counts);
                 }
                 let ticks = session.take_long();
