@@ -206,7 +206,7 @@ pub(crate) fn joins_later(entry: Entry) -> bool {
     hold(|known| known.list.iter().any(|stored| stored.number == entry.place && stored.later))
 }
 
-/// Removes a group from those that an undecided socket joins later. Returns whether it was there.
+/// Removes a group from the ones that an undecided socket joins later. Returns `false` if it is not among them.
 pub(crate) fn leave(entry: Entry, group: Group) -> bool {
     hold(|known| known.leave(entry.place, group, |stored| stored.later))
 }

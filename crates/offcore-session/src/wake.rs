@@ -17,11 +17,12 @@
 //! another fence and looks whether the bytes are still unread: then it stores `SENT` and writes the byte, else it stores 0.
 //! The application, when it has read everything, executes a full fence and loads `token`. While the stack decides it waits;
 //! after `SENT` it takes the byte, stores 0, executes a full fence, and looks once more
-//! whether there are bytes. If so it marks its session, and the stack announces again. So whenever a call returns and
-//! there are bytes, the byte is in the pair, or the session is marked. When a call returns and there are no bytes, the pair is
-//! empty, so that a blocking read after `poll` does not hang. There are two exceptions: a process that shared the session has died,
-//! or the stack is late by 100 ms. Then the next read takes the byte. Who always leaves data, and waits for edges, gets one by each announcement after a read: it leaves
-//! [`TOKENS`] bytes, and then all but one are taken, so that the next one finds room. An error of a datagram socket is announced as data is, and looked for as well.
+//! whether there are bytes. If so it marks its session, and the stack announces again. So while bytes are unread, the byte is in
+//! the pair, or the session is marked. After a read of everything the pair is empty, and a blocking read after `poll` does not hang.
+//! There are two exceptions: a process that shared the session has died, or the stack is late by 100 ms. Then the next read takes
+//! the byte. A program that always leaves data and waits for edges gets one by each announcement after a read: it leaves
+//! [`TOKENS`] bytes, and then all but one are taken, so that the next one finds room. An error of a datagram socket is announced
+//! like data, and looked for as well.
 //!
 //! **Alarm.** The stack stores an error, executes a full fence, and swaps 1 into `alarm`; if that was 0 it writes the byte. The
 //! application's end has `SO_OOBINLINE`: reads stop before the byte, and the next read takes it. An application that has taken it

@@ -320,7 +320,7 @@ impl Serve {
         self.wait(app, number);
     }
 
-    /// Puts a listener among those that wait.
+    /// Adds a listener to those that wait.
     fn wait(&mut self, app: usize, number: u32) {
         let Some(application) = self.app(app) else { return };
         let Some(session) = application.session_mut(number) else { return };
