@@ -31,7 +31,7 @@ struct call {
     long result;
     int error;
     atomic_int id;
-    char data[128];
+    char data[192];
 };
 
 static void *start_call(void *argument)
@@ -360,6 +360,8 @@ static void restarted(void)
 // A signal handler that uses the connection on which it may have interrupted a call.
 #define RECORDS 20000
 #define HANDLED 2000
+// A segment of 1,448 bytes holds 8 records: the kernel waits for memory between two records, and no signal cuts one off.
+#define RECORD 181
 
 static int handled_fd;
 static volatile sig_atomic_t handled;
@@ -369,7 +371,7 @@ static void writes_in_handler(int signal)
 {
     (void)signal;
     int error = errno;
-    char record[100];
+    char record[RECORD];
     memset(record, 'h', sizeof record);
     // Where it interrupts a write it may find no room.
     if (handled < HANDLED && write(handled_fd, record, sizeof record) == (ssize_t)sizeof record)
@@ -424,7 +426,7 @@ static long writes_while_interrupted(struct call *call)
     block(SIGUSR2, SIG_UNBLOCK);
     timer_t timer = every_20_us(writes_in_handler);
     long mine = 0;
-    while (mine < RECORDS && write(call->fd, call->data, 100) == 100)
+    while (mine < RECORDS && write(call->fd, call->data, RECORD) == RECORD)
         mine++;
     timer_delete(timer);
     while (handled < HANDLED)
@@ -436,11 +438,11 @@ static void beside_handlers(void)
 {
     struct call call = {.body = writes_while_interrupted};
     int fd = handled_fd = call.fd = opened(AF_INET, 1);
-    memset(call.data, 'm', 100);
+    memset(call.data, 'm', RECORD);
     block(SIGUSR2, SIG_BLOCK);
     if (pthread_create(&call.thread, NULL, start_call, &call))
         broken("pthread_create");
-    peer_says("handler-writes", "records 1 %d 100", RECORDS + HANDLED);
+    peer_says("handler-writes", "records 1 %d %d", RECORDS + HANDLED, RECORD);
     finish("handler-writes-thread", &call, false);
     result("handler-writes-handler", handled);
     close(fd);

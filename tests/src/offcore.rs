@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use offcore_bench::peer::process::{Process, TIMEOUT};
 pub use rustix::process::Signal;
 use serde_json::Value;
@@ -221,6 +221,18 @@ impl Line {
 /// The complete lines of a text that may still grow.
 fn lines(text: &str) -> impl Iterator<Item = &str> {
     text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'))
+}
+
+/// Copies the binary to `path`.
+///
+/// # Errors
+/// Without a binary, or when it cannot be copied.
+pub fn copy_binary(path: &Path) -> Result<()> {
+    // The copy could not be executed (ETXTBSY) while a child of another test has a descriptor of it for writing. This process opens
+    // none that a child could inherit.
+    let status = Command::new("cp").arg(binary()?).arg(path).status().context("cp")?;
+    ensure!(status.success(), "cp to {}: {status}", path.display());
+    Ok(())
 }
 
 /// The `offcore` binary under test: the environment's `CARGO_BIN`; otherwise `offcore` beside the test in the target

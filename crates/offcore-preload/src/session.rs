@@ -441,7 +441,8 @@ impl Session {
             if taken < due {
                 taken += self.take_announced(due - taken);
             }
-            leftover.store(if announced { due.saturating_sub(taken) } else { 0 }, Ordering::Relaxed);
+            // A byte that has not come by now does not come: a process that has died may have taken it.
+            leftover.store(0, Ordering::Relaxed);
             // The stack may have announced more while bytes were taken that were there before.
             if announced || before == 0 || self.slot.wake.decision() == Some(false) {
                 return announced && taken > 0;

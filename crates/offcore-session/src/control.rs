@@ -44,7 +44,7 @@ pub struct Control {
 #[repr(C, align(64))]
 struct Line(AtomicU32);
 
-#[cfg(all(loom, test))]
+#[cfg(test)]
 impl Control {
     pub(crate) fn new() -> Self {
         let line = || Line(AtomicU32::new(0));
@@ -132,12 +132,6 @@ impl Control {
         self.look.0.load(Ordering::Relaxed) != 0 || self.has_marks()
     }
 
-    /// Claims marks that are not there, as a hostile application does.
-    #[cfg(test)]
-    pub(crate) fn claim_marks(&self) {
-        self.summary.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
-    }
-
     /// The stack is awake.
     pub fn disarm(&self) {
         self.asleep.0.store(0, Ordering::Relaxed);
@@ -217,5 +211,21 @@ impl Owner {
 
     fn generation(self) -> u32 {
         self.0 >> NUMBER_BITS
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claimed_marks_end_a_call() {
+        let (control, mut from) = (Control::new(), 0);
+        // As a hostile application does.
+        control.summary.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+        for call in 1..=5 {
+            control.take_marks(&mut from, 100, |_| panic!("there is no mark"));
+            assert_eq!(from, 100 * call);
+        }
     }
 }

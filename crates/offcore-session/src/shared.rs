@@ -97,17 +97,6 @@ mod tests {
     }
 
     #[test]
-    fn claimed_marks_end_a_call() {
-        let shared = Shared::new().unwrap();
-        let (control, mut from) = (shared.control(), 0);
-        control.claim_marks();
-        for call in 1..=5 {
-            control.take_marks(&mut from, 100, |_| panic!("there is no mark"));
-            assert_eq!(from, 100 * call);
-        }
-    }
-
-    #[test]
     fn a_sleeper_is_woken_once() {
         let shared = Shared::new().unwrap();
         let control = shared.control();

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use offcore_bench::machine::find_program;
 use offcore_bench::peer::process::{Process, TIMEOUT};
-use peers::offcore::{Signal, binary};
+use peers::offcore::{Signal, copy_binary};
 use peers::{Need, Netns, Offcore, TempDir, exclusive, require};
 
 use expected::{MAY_LACK, NOT_RUN};
@@ -123,7 +123,7 @@ impl Place {
         for dir in ["tmp", "run/bin", "srv/www", "work"] {
             fs::create_dir_all(place.dir.file(dir)).unwrap();
         }
-        fs::copy(binary().unwrap(), place.dir.file("run/bin/offcore")).unwrap();
+        copy_binary(&place.dir.file("run/bin/offcore")).unwrap();
         fs::write(place.dir.file("work/in.pcap"), super::no_harm::capture(9)).unwrap();
         for patterns in ["rules.txt", "signatures.txt"] {
             fs::write(place.dir.file("work").join(patterns), "evil.example\n").unwrap();

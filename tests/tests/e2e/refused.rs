@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
 
-use peers::offcore::binary;
+use peers::offcore::{binary, copy_binary};
 use peers::{Need, Netns, Offcore, TempDir, require};
 
 use crate::switch::wait_for_report;
@@ -23,7 +23,7 @@ fn refused(netns: Option<&Netns>, nobody: Option<&TempDir>, args: &[&str]) -> Ou
         (None, Some(dir)) => {
             let copy = dir.file("offcore");
             if !copy.exists() {
-                fs::copy(binary, &copy).unwrap();
+                copy_binary(&copy).unwrap();
                 fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
             }
             Command::new(copy)

@@ -250,7 +250,7 @@ fn executed_programs_keep_the_library() {
 
 /// Joins a group before it binds its socket; the kernel has no interface for the group here.
 const EARLY_MEMBER: &str = "
-import errno, socket, struct, sys
+import errno, socket, sys
 joined = socket.inet_aton('239.1.2.3') + socket.inet_aton(sys.argv[1])
 other = socket.inet_aton('239.1.2.4') + socket.inet_aton(sys.argv[1])
 u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use peers::offcore::binary;
+use peers::offcore::{binary, copy_binary};
 use peers::{Need, TempDir, require};
 
 use super::capture;
@@ -375,7 +375,7 @@ fn what_is_lacking_is_said() {
     let dir = TempDir::new().unwrap();
     // Everybody may run it there.
     fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
-    fs::copy(binary().unwrap(), dir.file("offcore")).unwrap();
+    copy_binary(&dir.file("offcore")).unwrap();
     let rows: Vec<_> = LACKS.iter().map(|&(line, code, words)| (line.to_owned(), code, words)).collect();
     look_at(&dir, &rows, |line| {
         let mut command = Command::new("sh");

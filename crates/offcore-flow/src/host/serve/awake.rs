@@ -1,4 +1,4 @@
-//! The applications whose marks a round reads.
+//! The applications for whose marks a round looks.
 //!
 //! To look for an application's marks takes time in each round. So a round looks for marks of applications that had work within the
 //! last milliseconds, and of a few more. The others are armed, as all are while the worker sleeps: an application that marks a

@@ -43,8 +43,7 @@ impl Serve {
         }
     }
 
-    /// A listener may have connections to pass on: it does so in its application's turn. `generation`: only if it is still this
-    /// session.
+    /// Has a listener pass on its connections in its application's turn. With a `generation`, only the session of this generation.
     pub(super) fn queue_listener(&mut self, app: usize, number: u32, generation: Option<u32>) {
         let session = self.app(app).and_then(|app| app.session_mut(number));
         let Some(session) = session.filter(|session| generation.is_none_or(|of| of == session.generation))
@@ -320,7 +319,7 @@ impl Serve {
         self.wait(app, number);
     }
 
-    /// Adds a listener to those that wait.
+    /// Queues a listener for a later round.
     fn wait(&mut self, app: usize, number: u32) {
         let Some(application) = self.app(app) else { return };
         let Some(session) = application.session_mut(number) else { return };

@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering;
 use offcore_session::Place;
 use offcore_session::message::Accepted;
 use offcore_session::slot::{Slot, flags, number as option, state, wish};
-use offcore_session::wake::TOKENS;
 use offcore_stats::tsc;
 use offcore_tcp::proto::{Buffers, CallError, Cause, ConnId, ConnOptions, Room};
 use rustix::io::Errno;
@@ -230,7 +229,7 @@ impl Session {
             // Before it is open it is not ended; then it is looked at again.
             self.ended = calls.stack.shutdown(calls.now, conn, calls.out).is_ok();
         }
-        let unread = calls.stack.unread(conn) > 0 && !self.waits_for_more(slot);
+        let unread = calls.stack.unread(conn) > 0;
         self.alarm(slot, counts);
         if unread {
             self.announce(slot, counts);
@@ -307,7 +306,7 @@ impl Session {
     }
 
     /// Whether the received data is less than `SO_RCVLOWAT`.
-    pub(super) fn waits_for_more(&self, slot: &Slot) -> bool {
+    fn waits_for_more(&self, slot: &Slot) -> bool {
         let Some(least) = option::decode(slot.kept.number(option::RCVLOWAT)) else { return false };
         let any = slot.wishes.options.load(Ordering::Relaxed) & wish::ANY_DATA != 0;
         matches!(self.what, What::Stream(_)) && !any && slot.unread() < least.into()
@@ -324,12 +323,13 @@ impl Session {
 
     /// Announces data again after a process of the application has died. The process may have taken the byte without storing so:
     /// without another byte, later data would not be announced.
-    pub(super) fn announce_again(&mut self, slot: &Slot, calls: &Calls<'_>, counts: &mut ServeCounts) {
-        let unread = self.conn().is_some_and(|conn| calls.stack.unread(conn) > 0) && slot.unread() > 0;
-        if unread || self.is_urgent(slot) || slot.wake.is_announced() {
+    pub(super) fn announce_again(&mut self, slot: &Slot, counts: &mut ServeCounts) {
+        let unread = self.conn().is_some() && slot.unread() > 0;
+        let announced = slot.wake.is_announced();
+        if unread || self.is_urgent(slot) || announced {
             slot.wake.announce_always();
-            // Who leaves data in the next read takes more than one byte, so that there is room for others.
-            slot.wishes.leftover.fetch_max(TOKENS, Ordering::AcqRel);
+            // The byte of the announcement before is in the pair, too, unless the process has taken it.
+            slot.wishes.leftover.fetch_add(announced.into(), Ordering::AcqRel);
             let put = if self.is_urgent(slot) { pair::put_alarm } else { pair::put_token };
             self.put(put, counts);
         }

@@ -356,7 +356,7 @@ impl Serve {
         let Self { apps, counts, .. } = self;
         let application = apps.get_mut(app).and_then(Option::as_deref_mut);
         let Some((session, slot)) = application.and_then(|app| app.both(number)) else { return };
-        session.announce_again(slot, calls, counts);
+        session.announce_again(slot, counts);
         if session.is_open(slot) {
             session.open_with_room(slot, calls, counts);
         }

@@ -117,9 +117,7 @@ impl Serve {
             let Some((session, slot)) = application.both(number) else { return false };
             if std::mem::take(&mut session.queued) {
                 session.alarm(slot, counts);
-                if !session.waits_for_more(slot) {
-                    session.announce(slot, counts);
-                }
+                session.announce(slot, counts);
                 let ticks = session.take_long();
                 // Who is woken up on this core may just have had it.
                 let taken = if ticks > 0 { waking.taken(ticks) } else { 0 };
