@@ -388,6 +388,19 @@ pub(super) const LIST: &[Guard] = &[
         code: " && now >= self.polls_until", without: "",
         package: FLOW, executable: "--lib", test: "worker_polls_where_a_queue_has_it_wait",
     },
+    // ---- peers ----
+    Guard {
+        name: "send buffers in need",
+        file: "crates/offcore-tcp/src/proto/ahead.rs",
+        code: "(!memory::has_plenty(arena))", without: "(arena.promised() == usize::MAX)",
+        package: TCP, executable: "--lib", test: "short_memory_limits_grants",
+    },
+    Guard {
+        name: "patience in need",
+        file: "crates/offcore-flow/src/host/apps/http/patience.rs",
+        code: "if !is_scarce {", without: "if !is_scarce || self.all > 0 {",
+        package: FLOW, executable: "apps", test: "half_requests_leave_memory",
+    },
     // ---- devices ----
     Guard {
         name: "bytes of a partial completion",

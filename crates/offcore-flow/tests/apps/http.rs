@@ -1,10 +1,11 @@
 //! Files to peers that take them slowly, or not at all.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use offcore_flow::host::apps::http::FileServer;
-use offcore_tcp::proto::{Config, Event};
+use offcore_tcp::proto::{AppId, Config, Event};
 
 use crate::world::{Client, World};
 
@@ -166,4 +167,54 @@ fn empty_lines_before_a_request_are_skipped() {
     assert_eq!(world.write(&mut client, request), request.len());
     read_file(&mut world, &mut client, 10);
     assert!(!world.events.iter().any(|event| matches!(event, Event::Closed(..))));
+}
+
+/// A world whose server has little memory.
+fn small_world(site: &Site) -> World<FileServer> {
+    let app = FileServer::new(&site.0, PORT).unwrap();
+    World::new(app, Config { memory: 16 << 20, ..Config::default() })
+}
+
+#[test]
+fn stalled_readers_leave_memory() {
+    let site = Site::new("scarce");
+    let mut world = small_world(&site);
+    // Each would have 256 KB of the server's memory, for 30 seconds.
+    let stalled: Vec<_> = (0..150).map(|_| ask(&mut world, "long")).collect();
+    world.run(2.0);
+    let mut client = ask(&mut world, "middle");
+    let began = world.now;
+    read_file(&mut world, &mut client, MIDDLE);
+    let seconds = (world.now - began) / 1_000_000;
+    assert!(seconds < 10, "a file took {seconds} s beside stalled readers");
+    drop(stalled);
+}
+
+#[test]
+fn half_requests_leave_memory() {
+    let site = Site::new("halves");
+    let mut world = small_world(&site);
+    // Each has a block of 4 KB for its data; the server has 4,096 of them.
+    let mut halves = Vec::new();
+    for _ in 0..6000 {
+        let (stack, out) = world.client.path.call();
+        let server = SocketAddr::from(([10, 0, 0, 1], PORT));
+        let Ok(conn) = stack.connect(world.now, AppId::OWN, None, server, out) else { break };
+        halves.push(world.as_client(conn));
+        if halves.len() % 20 == 0 {
+            world.turn();
+        }
+    }
+    world.run(1.0);
+    for half in &mut halves {
+        if !world.is_closed(half) {
+            world.write(half, b"GET /short HTTP/1.1\r\nHost: ");
+        }
+    }
+    world.run(2.0);
+    let mut client = ask(&mut world, "middle");
+    let began = world.now;
+    read_file(&mut world, &mut client, MIDDLE);
+    let seconds = (world.now - began) / 1_000_000;
+    assert!(seconds < 5, "a file took {seconds} s beside half requests");
 }

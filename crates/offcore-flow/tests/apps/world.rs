@@ -159,7 +159,7 @@ impl<A: App> World<A> {
         Some(self.as_client(conn))
     }
 
-    fn as_client(&mut self, conn: ConnId) -> Client {
+    pub(crate) fn as_client(&mut self, conn: ConnId) -> Client {
         let stack = &self.client.path.stack;
         let (memory, slot) = (stack.memory(AppId::OWN), stack.slot(conn).unwrap());
         let reader = Reader::new(Arc::clone(memory), slot).unwrap();

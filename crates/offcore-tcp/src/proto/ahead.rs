@@ -1,9 +1,11 @@
 //! Send buffers: how much an application may write before its peer acknowledges.
 //!
 //! A buffer's size is a limit, not an allocation: an idle session has a small block at most. The stack grants more blocks when the
-//! application has filled half of its blocks, or requests more.
+//! application has filled half of its blocks, or requests more. While memory is short, it grants only what the network takes soon.
 
 use offcore_session::{Arena, Asked, Fifo, Tx};
+
+use super::memory;
 
 /// Bytes that a session can write without asking: one small block.
 pub(super) const FIRST_GRANT: u64 = 4096;
@@ -17,6 +19,8 @@ pub(super) struct Ahead {
     pub most: u64,
     /// The position up to which the application may write, whatever the buffer.
     pub limit: Option<u64>,
+    /// The position up to which the last grant was limited because memory was short.
+    thrift: Option<u64>,
     /// The size in the application's slot, and its last handled request.
     told: u64,
     answered: u32,
@@ -24,17 +28,19 @@ pub(super) struct Ahead {
 
 impl Ahead {
     /// Grants blocks up to the largest need so far, or up to twice that if half of it is filled. `buffer` computes the size of the
-    /// buffer, if the need grows. `false`: the arena lacks blocks.
+    /// buffer, if the need grows; `thrift` the number of unacknowledged bytes that get blocks while memory is short. `false`: the
+    /// arena lacks blocks.
     #[inline]
     pub(super) fn grant(
         &mut self,
         tx: &mut Fifo<Tx>,
         arena: &mut Arena,
         buffer: impl FnOnce(&Self, &Arena) -> u64,
+        thrift: impl FnOnce() -> u64,
     ) -> bool {
         let used = tx.edge() - tx.released();
         let wanted = if used > self.now / 2 { 2 * self.now } else { self.now };
-        self.extend(wanted, tx, arena, buffer)
+        self.extend(wanted, tx, arena, buffer, thrift)
     }
 
     /// As [`grant`](Self::grant), with the blocks that the application requests.
@@ -43,13 +49,14 @@ impl Ahead {
         tx: &mut Fifo<Tx>,
         arena: &mut Arena,
         buffer: impl FnOnce(&Self, &Arena) -> u64,
+        thrift: impl FnOnce() -> u64,
     ) -> bool {
         let Asked { asks, bytes } = tx.asked(arena);
         if self.answered == asks {
-            return self.grant(tx, arena, buffer);
+            return self.grant(tx, arena, buffer, thrift);
         }
-        let has_all = self.extend(bytes.max(self.now), tx, arena, buffer);
-        let upto = (tx.released() + bytes.min(self.most)).min(self.limit.unwrap_or(u64::MAX));
+        let has_all = self.extend(bytes.max(self.now), tx, arena, buffer, thrift);
+        let upto = self.thrifty(self.limited(tx.released() + bytes.min(self.most)));
         if !has_all && upto > tx.end() {
             // The requested bytes alone may find blocks.
             let _ = tx.grant(arena, upto);
@@ -66,6 +73,7 @@ impl Ahead {
         tx: &mut Fifo<Tx>,
         arena: &mut Arena,
         buffer: impl FnOnce(&Self, &Arena) -> u64,
+        thrift: impl FnOnce() -> u64,
     ) -> bool {
         if wanted > self.now || self.now == 0 {
             self.most = buffer(self, arena);
@@ -74,8 +82,20 @@ impl Ahead {
                 tx.set_buffer(arena, self.most);
             }
         }
-        let upto = self.upto(tx);
+        self.wanted(tx) <= tx.end() || self.add_blocks(tx, arena, thrift)
+    }
+
+    fn add_blocks(&mut self, tx: &mut Fifo<Tx>, arena: &mut Arena, thrift: impl FnOnce() -> u64) -> bool {
+        self.thrift =
+            (!memory::has_plenty(arena)).then(|| tx.released().saturating_add(thrift().max(FIRST_GRANT)));
+        let upto = self.thrifty(self.wanted(tx));
         upto <= tx.end() || tx.grant(arena, upto)
+    }
+
+    /// Grants blocks for a little, if the application has no room and the arena lacks blocks for more. Returns whether it has room.
+    pub(super) fn grant_some(&mut self, tx: &mut Fifo<Tx>, arena: &mut Arena) -> bool {
+        let upto = tx.edge() + FIRST_GRANT;
+        tx.end() > tx.edge() || self.thrifty(self.limited(upto)) == upto && tx.grant(arena, upto)
     }
 
     /// Changes the size of the buffer. Blocks beyond it stay until they are freed.
@@ -90,14 +110,46 @@ impl Ahead {
         self.now = 0;
     }
 
-    /// Whether blocks are missing below the largest need.
+    /// Whether blocks are missing that are granted when the arena has some.
     pub(super) fn is_short(&self, tx: &Fifo<Tx>) -> bool {
-        tx.end() < self.upto(tx)
+        tx.end() < self.thrifty(self.wanted(tx))
     }
 
     /// The position up to which the application is to have blocks.
     #[inline]
-    fn upto(&self, tx: &Fifo<Tx>) -> u64 {
-        (tx.released() + self.now).min(self.limit.unwrap_or(u64::MAX))
+    fn wanted(&self, tx: &Fifo<Tx>) -> u64 {
+        self.limited(tx.released() + self.now)
+    }
+
+    #[inline]
+    fn limited(&self, upto: u64) -> u64 {
+        upto.min(self.limit.unwrap_or(u64::MAX))
+    }
+
+    fn thrifty(&self, upto: u64) -> u64 {
+        upto.min(self.thrift.unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_memory_limits_grants() {
+        const WANTED: u64 = 200_000;
+        let mut arena = Arena::new(4 << 20).unwrap();
+        let mut tx = Fifo::new(arena.take_slot().unwrap());
+        let mut ahead = Ahead { now: WANTED, most: WANTED, ..Ahead::default() };
+        let mut taken = Vec::new();
+        while memory::has_plenty(&arena) {
+            taken.push(arena.take_large().unwrap());
+        }
+        assert!(ahead.grant(&mut tx, &mut arena, |_, _| WANTED, || 10_000));
+        assert!((10_000..WANTED).contains(&tx.end()), "{} bytes", tx.end());
+        assert!(!ahead.is_short(&tx), "a session that has what its peer takes waits for more");
+        taken.into_iter().for_each(|block| arena.give_large(block));
+        assert!(ahead.grant(&mut tx, &mut arena, |_, _| WANTED, || 10_000));
+        assert!(tx.end() >= WANTED, "{} bytes", tx.end());
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use offcore_session::{Arena, Fifo, Memory, Misuse, Place, Rx, Tx};
 
 use super::addr::{AppId, ConnId};
-use super::ahead::{Ahead, FIRST_GRANT};
+use super::ahead::Ahead;
 use super::arenas::Arenas;
 use super::config::{Buffers, Config, Room};
 use super::memory;
@@ -83,14 +83,16 @@ impl Conn {
     pub(super) fn grant(&mut self, arena: &mut Arena, config: &Config) {
         let Self { ahead, tx, tcb, buffers, .. } = self;
         ahead.limit = buffers.write_limit(tcb.sender.next());
-        ahead.grant(tx, arena, |ahead, arena| send_buffer(ahead, *buffers, tcb, arena, config));
+        let buffer = |ahead: &Ahead, arena: &Arena| send_buffer(ahead, *buffers, tcb, arena, config);
+        ahead.grant(tx, arena, buffer, || tcb.sender.takes_soon());
     }
 
     /// As [`grant`](Self::grant), with the blocks that the application requests.
     pub(super) fn grant_asked(&mut self, arena: &mut Arena, config: &Config) {
         let Self { ahead, tx, tcb, buffers, .. } = self;
         ahead.limit = buffers.write_limit(tcb.sender.next());
-        ahead.grant_asked(tx, arena, |ahead, arena| send_buffer(ahead, *buffers, tcb, arena, config));
+        let buffer = |ahead: &Ahead, arena: &Arena| send_buffer(ahead, *buffers, tcb, arena, config);
+        ahead.grant_asked(tx, arena, buffer, || tcb.sender.takes_soon());
     }
 
     /// Prepares new FIFOs: the application can write a little at once.
@@ -120,8 +122,7 @@ impl Conn {
     /// The same as [`grant`](Self::grant), or a little where there is not enough for all; whether there is room now.
     pub(super) fn grant_some(&mut self, arena: &mut Arena, config: &Config) -> bool {
         self.grant_asked(arena, config);
-        let (edge, end) = (self.tx.edge(), self.tx.end());
-        end > edge || self.tx.grant(arena, edge + FIRST_GRANT)
+        self.ahead.grant_some(&mut self.tx, arena)
     }
 
     /// Gives back what a quiet connection does not need. Where memory is short its application has no room until it wants

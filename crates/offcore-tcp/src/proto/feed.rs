@@ -88,9 +88,12 @@ impl Stack {
 
 /// Gives memory to a connection's application that waits to write. Returns whether it waits still.
 fn feed_writer(id: ConnId, conn: &mut Conn, app: &mut App, config: &Config, out: &mut Out) -> bool {
-    let waits = conn.wants_room && conn.tcb.may_send();
-    if !waits || !conn.grant_some(&mut app.arena, config) {
-        return waits;
+    if !conn.wants_room || !conn.tcb.may_send() {
+        return false;
+    }
+    if !conn.grant_some(&mut app.arena, config) {
+        // An acknowledgement gives room to a connection that has what its peer takes.
+        return conn.is_short();
     }
     conn.wants_room = false;
     out.events.push(Event::Writable(id));

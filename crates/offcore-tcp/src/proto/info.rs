@@ -9,6 +9,7 @@ use super::addr::{AppId, ConnId};
 use super::cookie::CookieCounts;
 use super::counts::StackCounts;
 use super::listeners::Listener;
+use super::memory;
 use super::packet::Drops;
 use super::recovery::{State as RecoveryState, Stats as RecoveryStats};
 use super::stack::Stack;
@@ -132,6 +133,14 @@ impl Stack {
     /// When there is no such application.
     pub fn memory_used_by(&self, app: AppId) -> usize {
         used(&self.arenas[app])
+    }
+
+    /// Whether less than an eighth of the memory that an application may have is free. New connections would find none soon.
+    ///
+    /// # Panics
+    /// When there is no such application.
+    pub fn is_memory_scarce(&self, app: AppId) -> bool {
+        memory::is_scarce(&self.arenas[app])
     }
 
     /// Who the ends of a connection are, and how it is.

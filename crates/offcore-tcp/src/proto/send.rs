@@ -163,6 +163,11 @@ impl Sender {
         self.edge <= self.una()
     }
 
+    /// The number of bytes that the network takes within about two round trips.
+    pub(crate) fn takes_soon(&self) -> u64 {
+        2 * self.edge.saturating_sub(self.una()).min(self.recovery.cwnd())
+    }
+
     /// Whether data waits for a closed window, and the peer answers window probes.
     pub(crate) fn is_held_up(&self) -> bool {
         self.is_shut() && !self.is_idle() && self.timeouts() <= 1

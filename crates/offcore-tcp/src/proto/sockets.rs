@@ -148,14 +148,14 @@ impl Socket {
     pub(super) fn release(&mut self, arena: &mut Arena, config: &Config) -> bool {
         self.free_sent(arena);
         let buffer = self.send_buffer(config);
-        self.ahead.grant(&mut self.tx, arena, |_, _| buffer)
+        self.ahead.grant(&mut self.tx, arena, |_, _| buffer, || u64::MAX)
     }
 
     /// As [`release`](Self::release), with the blocks that the application requests.
     pub(super) fn release_asked(&mut self, arena: &mut Arena, config: &Config) -> bool {
         self.free_sent(arena);
         let buffer = self.send_buffer(config);
-        self.ahead.grant_asked(&mut self.tx, arena, |_, _| buffer)
+        self.ahead.grant_asked(&mut self.tx, arena, |_, _| buffer, || u64::MAX)
     }
 
     fn free_sent(&mut self, arena: &mut Arena) {

@@ -3,12 +3,13 @@
 //! * [`request`]: what a request says; [`target`]: which file it names,
 //! * [`response`]: the head of an answer, by [`status`] and the file's state,
 //! * [`files`]: the directory,
-//! * [`session`]: one connection; `progress`: whether its peer takes what it is sent.
+//! * [`session`]: one connection; `progress`: whether its peer takes what it is sent; `patience`: how long it may take.
 //!
 //! The worker reads files itself, into the memory that their bytes are sent from: a bounded number of bytes in a round, each
 //! connection in its turn. It waits for the disk where the page cache lacks them.
 
 pub mod files;
+mod patience;
 mod progress;
 pub mod request;
 pub mod response;
@@ -27,6 +28,7 @@ use offcore_tcp::proto::{AppId, CallError, ConnId, Event};
 use rustix::process::{Resource, getrlimit};
 
 use self::files::Root;
+use self::patience::Sources;
 use self::session::{HEAD_LIMIT, Next, Session};
 use crate::host::{App, Calls};
 
@@ -62,6 +64,7 @@ pub struct FileServer {
     /// The next session to be looked at for its time, and when.
     swept: usize,
     next_sweep: u64,
+    sources: Sources,
 }
 
 impl FileServer {
@@ -81,6 +84,7 @@ impl FileServer {
             scratch: Box::new([0; HEAD_LIMIT]),
             swept: 0,
             next_sweep: 0,
+            sources: Sources::default(),
         })
     }
 
@@ -102,6 +106,7 @@ impl FileServer {
         if index >= self.sessions.len() {
             self.sessions.resize_with(index + 1, || None);
         }
+        self.sources.add(session.source);
         self.sessions[index] = Some(Box::new(session));
         self.enqueue(conn);
     }
@@ -118,8 +123,9 @@ impl FileServer {
 
     fn forget(&mut self, conn: ConnId) -> bool {
         let Some(session) = self.session(conn) else { return false };
-        let open = session.holds_file();
+        let (open, source) = (session.holds_file(), session.source);
         self.open -= usize::from(open);
+        self.sources.remove(source);
         self.sessions[conn.index as usize] = None;
         true
     }
@@ -141,10 +147,16 @@ impl FileServer {
 
     /// Ends what has taken too long.
     fn sweep(&mut self, calls: &mut Calls<'_>) {
+        let is_scarce = calls.stack.is_memory_scarce(AppId::OWN);
         for _ in 0..SWEPT.min(self.sessions.len()) {
-            self.swept = (self.swept + 1) % self.sessions.len();
+            self.swept += 1;
+            if self.swept >= self.sessions.len() {
+                self.swept = 0;
+                self.sources.end_pass();
+            }
             let Some(session) = self.sessions[self.swept].as_deref_mut() else { continue };
-            let (conn, next) = (session.conn, session.expired(calls));
+            let patience = self.sources.patience(session.source, is_scarce);
+            let (conn, next) = (session.conn, session.expired(calls, patience));
             self.proceed(conn, next, calls);
         }
     }
@@ -216,6 +228,7 @@ impl App for FileServer {
             calls.close(session.conn);
         }
         self.open = 0;
+        self.sources = Sources::default();
         self.queue.clear();
     }
 }

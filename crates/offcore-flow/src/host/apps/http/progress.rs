@@ -1,33 +1,30 @@
 //! Whether a peer takes an answer: that is what it acknowledges, not what is in the memory that it is sent from.
 
-/// An answer of which the peer takes nothing for so long, in microseconds, is given up.
-const STALLED: u64 = 30_000_000;
-/// Bytes that a peer takes in a second, at least, on average: single bytes do not keep an answer alive.
-const SLOWEST: u64 = 500;
-const MICROS_PER_BYTE: u64 = 1_000_000 / SLOWEST;
+use super::patience::Patience;
 
 /// How a peer gets on with answers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Progress {
-    /// What it had acknowledged when it was last looked.
+    /// Bytes acknowledged, and the time, at the last look.
     acknowledged: u64,
-    /// Until when it is to have taken more; each byte puts it off, up to [`STALLED`] from now.
-    due: u64,
+    looked: u64,
+    /// Microseconds that the peer has taken longer than a slow one may.
+    late: u64,
 }
 
 impl Progress {
     /// Of an answer that begins behind what is `acknowledged`.
     pub(super) fn new(now: u64, acknowledged: u64) -> Self {
-        Self { acknowledged, due: now + STALLED }
+        Self { acknowledged, looked: now, late: 0 }
     }
 
     /// Whether the peer takes too little. To be asked now and then.
-    pub(super) fn is_stalled(&mut self, now: u64, acknowledged: u64) -> bool {
+    pub(super) fn is_stalled(&mut self, now: u64, acknowledged: u64, patience: &Patience) -> bool {
         let taken = acknowledged.saturating_sub(self.acknowledged);
-        self.acknowledged = acknowledged;
-        let put_off = self.due.saturating_add(taken.saturating_mul(MICROS_PER_BYTE));
-        self.due = put_off.min(now + STALLED);
-        self.due <= now
+        let due = taken.saturating_mul(1_000_000 / patience.slowest);
+        self.late = (self.late + now.saturating_sub(self.looked)).saturating_sub(due);
+        (self.acknowledged, self.looked) = (acknowledged, now);
+        self.late >= patience.stalled
     }
 }
 
@@ -38,7 +35,9 @@ mod tests {
     /// The second in which a peer is given up that takes `bytes` every `seconds`.
     fn given_up(bytes: u64, seconds: u64) -> Option<u64> {
         let mut progress = Progress::new(0, 0);
-        (1..1000).find(|second| progress.is_stalled(second * 1_000_000, second / seconds * bytes))
+        (1..1000).find(|second| {
+            progress.is_stalled(second * 1_000_000, second / seconds * bytes, &Patience::USUAL)
+        })
     }
 
     #[test]

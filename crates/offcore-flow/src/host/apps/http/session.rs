@@ -9,6 +9,7 @@ use offcore_session::{Reader, Writer};
 use offcore_tcp::proto::{AppId, ConnId};
 
 use super::files::{Missing, Name, Root};
+use super::patience::{Patience, Source};
 use super::progress::Progress;
 use super::request::{self, Refusal};
 use super::response;
@@ -21,11 +22,7 @@ pub const HEAD_LIMIT: usize = 8 << 10;
 const QUANTUM: usize = 64 << 10;
 /// What a request counts as in bytes of a round: opening a file takes about as long as reading so much of it.
 const REQUEST_COST: usize = 8 << 10;
-/// A connection without a request is closed after so long, in microseconds.
-const IDLE: u64 = 30_000_000;
-/// A request has come as a whole so long after its first byte.
-const REQUEST: u64 = 10_000_000;
-/// How long what the peer still sends is read after the last answer: closed at once, a reset would overtake the answer.
+/// How long what the peer still sends is read after the last answer: closed at once, a reset would overtake the answer. In microseconds.
 const LINGER: u64 = 2_000_000;
 
 /// What is to become of a connection.
@@ -75,6 +72,7 @@ enum Looked {
 #[derive(Debug)]
 pub(super) struct Session {
     pub conn: ConnId,
+    pub source: Source,
     reader: Reader,
     writer: Writer,
     phase: Phase,
@@ -91,8 +89,8 @@ pub(super) struct Session {
     pub ended: bool,
     /// It is among those whose turn comes.
     pub queued: bool,
-    /// When it has taken too long, in microseconds.
-    deadline: u64,
+    /// Start of the time that its phase may take, in microseconds.
+    since: u64,
 }
 
 impl Session {
@@ -100,11 +98,13 @@ impl Session {
     pub(super) fn new(conn: ConnId, calls: &mut Calls<'_>) -> Option<Self> {
         let memory = calls.stack.memory(AppId::OWN);
         let slot = calls.stack.slot(conn)?;
+        let source = calls.stack.info(conn)?.remote.ip().into();
         let reader = Reader::new(Arc::clone(memory), slot)?;
         let writer = Writer::new(Arc::clone(memory), slot)?;
         let progress = Progress::new(calls.now, writer.acknowledged());
         Some(Self {
             conn,
+            source,
             reader,
             writer,
             progress,
@@ -115,7 +115,7 @@ impl Session {
             body: None,
             ended: false,
             queued: false,
-            deadline: calls.now + IDLE,
+            since: calls.now,
         })
     }
 
@@ -160,7 +160,7 @@ impl Session {
                         return next;
                     }
                     if keep_alive {
-                        (self.phase, self.deadline) = (Phase::Requests, calls.now + IDLE);
+                        (self.phase, self.since) = (Phase::Requests, calls.now);
                     } else if !self.shutdown(calls) {
                         return Next::Close;
                     }
@@ -175,7 +175,7 @@ impl Session {
 
     /// Nothing is sent any more but what is written; whether the connection is still there.
     fn shutdown(&mut self, calls: &mut Calls<'_>) -> bool {
-        (self.phase, self.deadline) = (Phase::Lingers, calls.now + LINGER);
+        (self.phase, self.since) = (Phase::Lingers, calls.now);
         calls.stack.shutdown(calls.now, self.conn, calls.out).is_ok()
     }
 
@@ -197,24 +197,34 @@ impl Session {
         }
     }
 
-    /// What becomes of it when it, or its peer, has taken too long.
-    pub(super) fn expired(&mut self, calls: &Calls<'_>) -> Next {
+    /// Returns how the connection ends, if it or its peer has taken longer than `patience` allows.
+    pub(super) fn expired(&mut self, calls: &Calls<'_>, patience: &Patience) -> Next {
         let answers = matches!(self.phase, Phase::Answers { .. });
         if answers || self.writer.unacknowledged() > 0 {
-            if self.progress.is_stalled(calls.now, self.writer.acknowledged()) {
+            let acknowledged = self.writer.acknowledged();
+            if self.writer.unacknowledged() == 0 {
+                // The answer waits for this server, not for its peer.
+                self.progress = Progress::new(calls.now, acknowledged);
+            } else if self.progress.is_stalled(calls.now, acknowledged, patience) {
                 return Next::Abort;
             }
-            // The other times begin when the answer is there.
+            // The other times begin when the peer has the answer.
             match self.phase {
                 Phase::Answers { .. } => return Next::Wait,
-                Phase::Requests if self.scanned == 0 => self.deadline = calls.now + IDLE,
-                Phase::Requests => {}
-                Phase::Lingers => self.deadline = calls.now + LINGER,
+                Phase::Requests if self.scanned > 0 => {}
+                Phase::Requests | Phase::Lingers => self.since = calls.now,
             }
         }
+        let limit = match self.phase {
+            Phase::Requests if self.scanned > 0 => patience.request,
+            Phase::Requests => patience.idle,
+            Phase::Answers { .. } | Phase::Lingers => LINGER,
+        };
         match self.phase {
             Phase::Lingers if self.is_over() => Next::Close,
-            _ if self.deadline > calls.now => Next::Wait,
+            _ if self.since + limit > calls.now => Next::Wait,
+            // An answer and an orderly end would take memory, for as long as the peer likes.
+            _ if patience.aborts => Next::Abort,
             Phase::Requests if self.reader.available() > 0 => {
                 self.refuse(Refusal::last(Status::RequestTimeout), calls.now);
                 Next::Again
@@ -249,7 +259,7 @@ impl Session {
                 return Looked::Found;
             }
             if seen == 0 && !bytes.is_empty() {
-                self.deadline = calls.now + REQUEST;
+                self.since = calls.now;
             }
             self.scanned = bytes.len();
             return Looked::Missing;
