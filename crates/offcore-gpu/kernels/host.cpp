@@ -2,7 +2,34 @@
 // result of 1 means that there was a burst.
 #include "bodies.h"
 
+namespace {
+
+// Edges that count their reads.
+struct Counted {
+	const u64 *edges;
+	u64 *reads;
+
+	u64 operator[](u32 at) const
+	{
+		++*reads;
+		return edges[at];
+	}
+};
+
+struct CountedTrie : og_trie {
+	Counted edges;
+};
+
+} // namespace
+
 extern "C" {
+
+// For tests: the lowest pattern that starts in a part of a payload. Adds the number of edges read to `reads`.
+u32 og_host_match_part(const og_trie *trie, const u8 *bytes, u32 len, u32 part, u32 parts, u64 *reads)
+{
+	const CountedTrie counted = {*trie, {trie->edges, reads}};
+	return og::match_part(counted, trie->pairs, bytes, len, part, parts);
+}
 
 u32 og_host_share(const og_pipeline *pipeline, u32 threads, u32 slot, u32 lap, u32 block, u32 blocks, u64 *tally)
 {

@@ -71,13 +71,21 @@ enum og_kind {
 // In an edge's or a first byte's next state: a pattern ends there.
 #define OG_ENDS 0x80000000u
 
-// The patterns of OG_MATCH as a trie without failure links: a walk starts at every byte and ends where there is no
-// edge. State 0 is the root. Edges are in a hash table of `mask` + 1 entries (a power of two) with linear probing from
-// og_hash(state << 8 | byte) & mask. An entry is key | next << 32, where next is the state, and OG_ENDS if a pattern ends
-// there. An entry of 0 is empty: no edge leads to the root.
+// The failure link of a state: its longest proper suffix that is also a state. A suffix of fewer than two bytes counts as
+// none: `state` is then 0 and `len` 1, and a new walk starts at the last byte.
+struct og_link {
+	u32 state;
+	u16 len;    // bytes of the suffix
+	u16 lowest; // number of the lowest pattern that ends at the linking state; valid if OG_ENDS is set for it
+};
+
+// The patterns of OG_MATCH as an Aho-Corasick automaton. A state is a prefix of a pattern; state 0 is the root, the empty
+// prefix. A pattern ends at a state if it is a suffix of that prefix. Edges are in a hash table of `mask` + 1
+// entries (a power of two) with linear probing from og_hash(state << 8 | byte) & mask. An entry is key | next << 32, where
+// next is the state, and OG_ENDS if a pattern ends there. An entry of 0 is empty: no edge leads to the root.
 struct og_trie {
 	const u64 *edges;
-	const u32 *lowest;  // by state: 1 + number of the lowest pattern that ends there, or 0
+	const struct og_link *links; // by state; states of fewer than two bytes use only `lowest`
 	const u32 *first;   // 256 entries: next after this first byte, or 0
 	const u32 *pairs;   // bit a << 8 | b, from each word's lowest on: whether a walk that starts with a, b finds anything
 	u32 mask;
@@ -117,4 +125,5 @@ struct og_pipeline {
 
 static_assert(sizeof(og_packet) == 8 && sizeof(og_slot) == 8 && sizeof(og_answer) == 8, "heads and packets");
 static_assert(sizeof(og_pool) == 24 && sizeof(og_ring) == 32 && sizeof(og_trie) == 48, "pool, ring and trie");
+static_assert(sizeof(og_link) == 8, "links");
 static_assert(sizeof(og_work) == 64 && sizeof(og_pipeline) == 120, "work and pipeline");

@@ -152,8 +152,8 @@ OG_FN u32 checksum_of(u32 sum)
 // Not a pattern number.
 #define OG_NO_PATTERN 0xffffffffu
 
-// The next state, with OG_ENDS if a pattern ends there, or 0 if there is no edge.
-OG_FN u32 next_state(const og_trie &trie, u32 state, u8 byte)
+// The next state, with OG_ENDS if a pattern ends there, or 0 if there is no edge. `Trie` is og_trie, or the type of a test.
+template <class Trie> OG_FN u32 next_state(const Trie &trie, u32 state, u8 byte)
 {
 	u32 key = state << 8 | byte;
 	for (u32 i = og_hash(key) & trie.mask;; i = (i + 1) & trie.mask) {
@@ -165,31 +165,57 @@ OG_FN u32 next_state(const og_trie &trie, u32 state, u8 byte)
 	}
 }
 
-// The lowest pattern that starts at one of every `parts`th byte. `pairs` are the trie's or a copy: most walks end there.
-OG_FN u32 match_part(const og_trie &trie, const u32 *pairs, const u8 *bytes, u32 len, u32 part, u32 parts)
+// The first byte in `at`..`end` where a walk must start, or `end`. A walk always starts at the payload's last byte, since no
+// pair begins there. `pairs` are the trie's or a copy.
+OG_FN u32 next_begin(const u32 *pairs, const u8 *bytes, u32 len, u32 at, u32 end)
+{
+	u32 pair = at < end ? bytes[at] : 0;
+	for (; at < end && at + 1 < len; at++) {
+		pair = (pair << 8 | bytes[at + 1]) & 0xffff;
+		if (pairs[pair >> 5] >> (pair & 31) & 1)
+			break;
+	}
+	return at;
+}
+
+// The lowest pattern that starts in a part; parts are consecutive pieces. The state of a walk is the bytes from `begin` to
+// `at`. An edge moves `at` forward, a missing edge moves `begin` forward, and neither moves back: for any packet, a thread
+// looks up at most two edges per byte. A walk leaves its part only while `begin` is in the part, by less than the longest
+// pattern.
+template <class Trie>
+OG_FN u32 match_part(const Trie &trie, const u32 *pairs, const u8 *bytes, u32 len, u32 part, u32 parts)
 {
 	u32 lowest = OG_NO_PATTERN;
+	const u32 piece = (len + parts - 1) / parts;
+	u32 begin = part * piece;
+	const u32 end = begin + piece < len ? begin + piece : len;
 	if (trie.states == 0)
 		return lowest;
-	for (u32 begin = part; begin < len && lowest != 0; begin += parts) {
-		const u32 byte = bytes[begin];
-		if (begin + 1 < len) {
-			const u32 pair = byte << 8 | bytes[begin + 1];
-			if ((pairs[pair >> 5] >> (pair & 31) & 1) == 0)
-				continue;
-		}
-		u32 next = trie.first[byte];
-		for (u32 at = begin + 1; next != 0; at++) {
-			const u32 state = next & ~OG_ENDS;
-			if (next & OG_ENDS) {
-				u32 ends = trie.lowest[state] - 1;
-				if (ends < lowest)
-					lowest = ends;
+	// The search for the start of a walk is a loop of its own: the threads of a warp then walk at the same time.
+	while (lowest != 0 && (begin = next_begin(pairs, bytes, len, begin, end)) < end) {
+		u32 at = begin + 1, state = trie.first[bytes[begin]];
+		do {
+			if (state & OG_ENDS) {
+				state &= ~OG_ENDS;
+				const u32 ends = trie.links[state].lowest;
+				lowest = ends < lowest ? ends : lowest;
 			}
+			// All patterns that end in the payload have been found.
 			if (at >= len)
-				break;
-			next = next_state(trie, state, bytes[at]);
-		}
+				return lowest;
+			if (const u32 next = next_state(trie, state, bytes[at])) {
+				state = next;
+				at++;
+			} else if (at - begin <= 2) {
+				// The link of a state of one or two bytes is the root: nearly all walks end here.
+				state = 0;
+				begin++;
+			} else {
+				const og_link link = trie.links[state];
+				state = link.state;
+				begin = at - link.len;
+			}
+		} while (state != 0 && begin < end);
 	}
 	return lowest;
 }

@@ -9,6 +9,8 @@ pub const BUILT: bool = cfg!(host_kernels);
 /// Packets per block when several blocks share a burst: a burst of n packets takes n / `SHARE` blocks, rounded up.
 pub const SHARE: usize = 256;
 
+#[cfg(all(host_kernels, any(test, feature = "test-switches")))]
+pub use host::match_part;
 #[cfg(host_kernels)]
 pub use host::{graph_node, persistent, share};
 
@@ -18,6 +20,8 @@ mod host {
     use std::sync::atomic::AtomicU64;
 
     use crate::layout::PipelineView;
+    #[cfg(any(test, feature = "test-switches"))]
+    use crate::layout::TrieView;
 
     // In kernels/host.cpp.
     unsafe extern "C" {
@@ -38,6 +42,15 @@ mod host {
             from_turn: u64,
         );
         fn og_host_graph_node(pipeline: *const PipelineView, threads: u32, slot: u32, lap: u32) -> u32;
+        #[cfg(any(test, feature = "test-switches"))]
+        fn og_host_match_part(
+            trie: *const TrieView,
+            bytes: *const u8,
+            len: u32,
+            part: u32,
+            parts: u32,
+            reads: *mut u64,
+        ) -> u32;
     }
 
     /// Processes the share of block `block` of `blocks` in the burst in `slot`: every `blocks`th group of
@@ -88,5 +101,24 @@ mod host {
     pub unsafe fn graph_node(pipeline: &PipelineView, threads: NonZeroU32, slot: u32, lap: u32) -> bool {
         // SAFETY: as in `share`.
         unsafe { og_host_graph_node(pipeline, threads.get(), slot, lap) != 0 }
+    }
+
+    /// For tests: the number of the lowest pattern that starts in part `part` of `parts` of a payload, and the number of
+    /// edges read.
+    ///
+    /// # Safety
+    /// `trie` has the addresses of the tables of a trie that stays until this returns.
+    #[cfg(any(test, feature = "test-switches"))]
+    pub unsafe fn match_part(
+        trie: &TrieView,
+        payload: &[u8],
+        (part, parts): (u32, u32),
+    ) -> (Option<u32>, u64) {
+        let mut reads = 0;
+        // A payload is shorter than 64 KiB.
+        let len = payload.len() as u32;
+        // SAFETY: `TrieView` has the layout of `og_trie`; the payload has `len` bytes; the rest is the caller's promise.
+        let lowest = unsafe { og_host_match_part(trie, payload.as_ptr(), len, part, parts, &raw mut reads) };
+        (Some(lowest).filter(|lowest| *lowest != u32::MAX), reads)
     }
 }

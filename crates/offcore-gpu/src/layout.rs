@@ -1,5 +1,7 @@
 //! Memory layout shared by CPU and device: the Rust side of `kernels/layout.h`, which documents it.
 
+use crate::patterns::MAX_PATTERNS;
+
 /// Maximum packets per burst.
 pub const MAX_BURST: usize = 4096;
 /// In place of a packet count: no more bursts follow.
@@ -89,15 +91,27 @@ pub const PAIRS: usize = 2048;
 /// In a next state of [`TrieView`]: a pattern ends there.
 pub const ENDS: u32 = 1 << 31;
 
-/// Patterns as a trie without failure links, as a device sees it.
+/// The failure link of a state: its longest proper suffix that is also a state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Link {
+    /// The suffix; 0 if it has fewer than two bytes.
+    pub state: u32,
+    /// Bytes of the suffix; 1 if `state` is 0.
+    pub len: u16,
+    /// Number of the lowest pattern that ends at the linking state; 0 without one.
+    pub lowest: u16,
+}
+
+/// Patterns as an Aho-Corasick automaton, as a device sees it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct TrieView {
     /// The hash table of edges: key (state << 8 | byte) | next << 32, where next is the state, and [`ENDS`] if a pattern ends
     /// there; 0 is an empty entry.
     pub edges: *const u64,
-    /// For each state: 1 + number of the lowest pattern that ends there, or 0.
-    pub lowest: *const u32,
+    /// By state. States of fewer than two bytes use only `lowest`.
+    pub links: *const Link,
     /// 256 entries: next after this first byte, or 0.
     pub first: *const u32,
     /// [`PAIRS`] words: bit a << 8 | b is set if a walk that starts with the bytes a, b finds anything.
@@ -115,7 +129,7 @@ impl TrieView {
     /// No patterns.
     pub const EMPTY: Self = Self {
         edges: std::ptr::null(),
-        lowest: std::ptr::null(),
+        links: std::ptr::null(),
         first: std::ptr::null(),
         pairs: std::ptr::null(),
         mask: 0,
@@ -153,5 +167,6 @@ const _: () = {
     assert!(size_of::<PacketDescriptor>() == 8 && size_of::<SlotHead>() == 8 && size_of::<AnswerHead>() == 8);
     assert!(size_of::<SlotHead>() + PACKETS_IN_HEAD_LINE * size_of::<PacketDescriptor>() == 64);
     assert!(size_of::<PoolView>() == 24 && size_of::<RingView>() == 32 && size_of::<TrieView>() == 48);
+    assert!(size_of::<Link>() == 8 && MAX_PATTERNS <= 1 << u16::BITS);
     assert!(size_of::<WorkView>() == 64 && size_of::<PipelineView>() == 120);
 };

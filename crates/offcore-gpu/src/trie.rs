@@ -1,12 +1,17 @@
-//! A pattern set as tables for a device: a trie without failure links, its edges in one hash table.
+//! A pattern set as tables for a device: an Aho-Corasick automaton with its edges in one hash table.
 //!
-//! A device's threads start a walk at every byte of a payload. Nearly all walks end after a byte or two: a bit for every two
-//! bytes says which do, in 8 KiB that a GPU keeps next to its threads, and the others look for an edge for each byte.
+//! Each thread of a device searches a part of a payload. Few bytes begin a pattern: a table of one bit per pair of bytes
+//! excludes most of the others. It has 8 KiB, which a GPU keeps next to its threads. From a byte that may begin a pattern,
+//! a walk looks up an edge per byte. If an edge is missing, the walk continues at the failure link of its state. So the time
+//! for a packet is proportional to its length, even if it consists of prefixes of patterns.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::layout::{ENDS, PAIRS, TrieView};
+use crate::layout::{ENDS, Link, PAIRS, TrieView};
 use crate::patterns::Patterns;
+
+/// No pattern.
+const NONE: u32 = u32::MAX;
 
 /// `og_hash` of `kernels/layout.h`: the finalizer of MurmurHash3.
 #[inline]
@@ -22,12 +27,12 @@ pub const fn hash(key: u32) -> u32 {
 /// The tables of `og_trie` (`kernels/layout.h`) for a set of patterns.
 ///
 /// Memory: 16 to 32 bytes of edges for each state, since the hash table is a power of two long and at most half full,
-/// 4 bytes of `lowest`, and 9 KiB. 5,000 patterns of 8 to 32 random bytes have some 95,000 states: 2 MiB of edges, 0.4
-/// MiB of `lowest`. The most states there can be take 256 MiB and 64 MiB.
+/// 8 bytes of its link, and 9 KiB. 5,000 patterns of 8 to 32 random bytes have some 95,000 states: 2 MiB of edges, 0.8
+/// MiB of links. The most states there can be take 256 MiB and 128 MiB.
 #[derive(Clone, Debug)]
 pub struct Trie {
     edges: Box<[u64]>,
-    lowest: Box<[u32]>,
+    links: Box<[Link]>,
     first: Box<[u32; 256]>,
     pairs: Box<[u32; PAIRS]>,
     longest: u32,
@@ -40,8 +45,8 @@ pub struct Trie {
 pub struct Tables<'a> {
     /// The hash table of edges; its length is a power of two.
     pub edges: &'a [u64],
-    /// For each state: 1 + number of the lowest pattern that ends there, or 0.
-    pub lowest: &'a [u32],
+    /// For each state.
+    pub links: &'a [Link],
     /// Next after this first byte, or 0.
     pub first: &'a [u32; 256],
     /// A bit for every two bytes that a walk may begin with.
@@ -54,32 +59,43 @@ impl Trie {
         // One edge leads to each state but the root.
         let entries = (2 * (patterns.states() - 1)).next_power_of_two();
         let mut edges = Edges { table: vec![0; entries].into() };
-        let mut lowest = vec![0u32; patterns.states()].into_boxed_slice();
+        let mut links = Vec::with_capacity(patterns.states());
+        links.push(Link::default());
+        // By state: the lowest pattern that ends there.
+        let mut lowest = vec![NONE; patterns.states()];
         // Patterns that have bytes left: number, state, remaining bytes.
         let mut walks: Vec<(u32, u32, &[u8])> = (0..).zip(patterns.iter()).map(|(n, p)| (n, 0, p)).collect();
-        let mut states = 1;
-        // All walks advance by one byte at a time, so that states are numbered by their distance from the root.
+        // All walks advance by one byte at a time, so that states are numbered by their distance from the root, and links
+        // lead to lower numbers.
         while !walks.is_empty() {
             walks.retain_mut(|(number, state, rest)| {
                 // Not empty: no pattern is, and finished walks are removed.
                 let Some((byte, behind)) = rest.split_first() else { return false };
-                *state = edges.follow(*state, *byte, &mut states);
+                *state = edges.follow(*state, *byte, &mut links);
                 *rest = behind;
-                let lowest = &mut lowest[*state as usize];
-                if behind.is_empty() && *lowest == 0 {
-                    // Walks are sorted by number, so the first to end here is the lowest.
-                    *lowest = *number + 1;
+                if behind.is_empty() {
+                    let lowest = &mut lowest[*state as usize];
+                    *lowest = (*lowest).min(*number);
                 }
                 !behind.is_empty()
             });
         }
-        for entry in edges.table.iter_mut().filter(|entry| lowest[(**entry >> 32) as usize] != 0) {
+        for (state, link) in links.iter_mut().enumerate() {
+            // A pattern that ends at the link ends here, too.
+            lowest[state] = lowest[state].min(lowest[link.state as usize]);
+            // A number fits: there are at most 65,536 patterns.
+            link.lowest = if lowest[state] == NONE { 0 } else { lowest[state] as u16 };
+            if link.len < 2 {
+                (link.state, link.len) = (0, 1);
+            }
+        }
+        for entry in edges.table.iter_mut().filter(|entry| lowest[(**entry >> 32) as usize] != NONE) {
             *entry |= u64::from(ENDS) << 32;
         }
         let first = Box::new(std::array::from_fn(|byte| edges.find(byte as u32).unwrap_or(0)));
         let pairs = pairs(patterns);
         let longest = patterns.longest() as u32;
-        Self { edges: edges.table, lowest, first, pairs, longest, patterns: patterns.clone() }
+        Self { edges: edges.table, links: links.into(), first, pairs, longest, patterns: patterns.clone() }
     }
 
     /// That of `patterns`: one for all who have it at the same time.
@@ -97,7 +113,7 @@ impl Trie {
 
     /// The tables.
     pub fn tables(&self) -> Tables<'_> {
-        Tables { edges: &self.edges, lowest: &self.lowest, first: &self.first, pairs: &self.pairs }
+        Tables { edges: &self.edges, links: &self.links, first: &self.first, pairs: &self.pairs }
     }
 
     /// The trie with its addresses in this process, valid as long as `self`. A device that copies the
@@ -105,12 +121,12 @@ impl Trie {
     pub fn view(&self) -> TrieView {
         TrieView {
             edges: self.edges.as_ptr(),
-            lowest: self.lowest.as_ptr(),
+            links: self.links.as_ptr(),
             first: self.first.as_ptr(),
             pairs: self.pairs.as_ptr(),
             // Both fit: there are at most 2^24 - 1 states.
             mask: (self.edges.len() - 1) as u32,
-            states: self.lowest.len() as u32,
+            states: self.links.len() as u32,
             longest: self.longest,
             reserved: 0,
         }
@@ -156,13 +172,23 @@ impl Edges {
         }
     }
 
-    /// The state after `byte` from `state`; creates it as number `states` if there is none.
-    fn follow(&mut self, state: u32, byte: u8, states: &mut u32) -> u32 {
+    /// The state after `byte` from `state`. Creates a missing state and its link.
+    fn follow(&mut self, state: u32, byte: u8, links: &mut Vec<Link>) -> u32 {
         let key = state << 8 | u32::from(byte);
         let place = self.place(key);
         if self.table[place] == 0 {
-            self.table[place] = u64::from(key) | u64::from(*states) << 32;
-            *states += 1;
+            // The longest suffix of `state` with an edge for `byte`. All shorter states exist already.
+            let mut from = state;
+            let mut link = Link::default();
+            while from != 0 && link.state == 0 {
+                let shorter = links[from as usize];
+                from = shorter.state;
+                if let Some(state) = self.find(from << 8 | u32::from(byte)) {
+                    link = Link { state, len: shorter.len + 1, lowest: 0 };
+                }
+            }
+            self.table[place] = u64::from(key) | (links.len() as u64) << 32;
+            links.push(link);
         }
         (self.table[place] >> 32) as u32
     }

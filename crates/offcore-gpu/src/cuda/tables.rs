@@ -12,7 +12,7 @@ use crate::trie::Trie;
 pub(crate) struct DeviceTrie {
     pub(crate) of: Arc<Trie>,
     edges: Allocation,
-    lowest: Allocation,
+    links: Allocation,
     first: Allocation,
     pairs: Allocation,
 }
@@ -27,7 +27,7 @@ impl DeviceTrie {
         Ok(Self {
             of: Arc::clone(of),
             edges: copied(context, tables.edges)?,
-            lowest: copied(context, tables.lowest)?,
+            links: copied(context, tables.links)?,
             first: copied(context, tables.first)?,
             pairs: copied(context, tables.pairs)?,
         })
@@ -37,7 +37,7 @@ impl DeviceTrie {
     pub(crate) fn view(&self) -> TrieView {
         TrieView {
             edges: self.edges.at(),
-            lowest: self.lowest.at(),
+            links: self.links.at(),
             first: self.first.at(),
             pairs: self.pairs.at(),
             ..self.of.view()

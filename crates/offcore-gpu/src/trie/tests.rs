@@ -1,3 +1,5 @@
+use std::collections::HashMap;
+
 use aho_corasick::AhoCorasick;
 use proptest::prelude::*;
 
@@ -12,39 +14,40 @@ fn walk(trie: &Trie, payload: &[u8]) -> u32 {
         let mut place = hash(key) & view.mask;
         loop {
             let entry = tables.edges[place as usize];
-            if entry == 0 {
-                return 0;
-            }
-            if entry as u32 == key {
-                let next = (entry >> 32) as u32;
-                assert_eq!(next & ENDS != 0, tables.lowest[(next & !ENDS) as usize] != 0);
-                return next;
+            if entry == 0 || entry as u32 == key {
+                return (entry >> 32) as u32;
             }
             place = (place + 1) & view.mask;
         }
     };
-    let mut lowest = 0u32;
-    for begin in 0..payload.len() {
-        let mut found = tables.first[usize::from(payload[begin])];
-        assert_eq!(found, next(0, payload[begin]), "the first byte's table agrees with the edges");
-        if let [a, b, ..] = payload[begin..] {
-            let pair = usize::from(a) << 8 | usize::from(b);
-            let goes_on = found & ENDS != 0 || found != 0 && next(found, b) != 0;
-            assert_eq!(tables.pairs[pair / 32] >> (pair % 32) & 1 == 1, goes_on, "{a:02x} {b:02x}");
-        }
-        let mut steps = 1;
-        while found != 0 {
-            let state = found & !ENDS;
-            assert!(steps <= view.longest && state < view.states);
-            let ends = tables.lowest[state as usize];
-            // 0 is none, so the largest of these.
-            lowest = if lowest.wrapping_sub(1) > ends.wrapping_sub(1) { ends } else { lowest };
-            let Some(&byte) = payload.get(begin + steps as usize) else { break };
-            found = next(state, byte);
-            steps += 1;
+    for pair in payload.windows(2) {
+        let found = tables.first[usize::from(pair[0])];
+        assert_eq!(found, next(0, pair[0]), "the first byte's table agrees with the edges");
+        let bit = usize::from(pair[0]) << 8 | usize::from(pair[1]);
+        let goes_on = found & ENDS != 0 || found != 0 && next(found, pair[1]) != 0;
+        assert_eq!(tables.pairs[bit / 32] >> (bit % 32) & 1 == 1, goes_on, "{pair:02x?}");
+    }
+    // The state is the last `len` bytes before `at`.
+    let (mut lowest, mut state, mut len, mut at) = (u32::MAX, 0, 0, 0);
+    while at < payload.len() {
+        let found = next(state, payload[at]);
+        if found != 0 {
+            (state, len, at) = (found & !ENDS, len + 1, at + 1);
+            assert!(len <= view.longest as usize && state < view.states);
+            if found & ENDS != 0 {
+                lowest = lowest.min(tables.links[state as usize].lowest.into());
+            }
+        } else if len > 1 {
+            let link = tables.links[state as usize];
+            assert!(link.state < state && usize::from(link.len) < len);
+            (state, len) = (link.state, usize::from(link.len));
+            at -= if state == 0 { len } else { 0 };
+            len = if state == 0 { 0 } else { len };
+        } else {
+            (state, at, len) = (0, at + 1 - len, 0);
         }
     }
-    lowest
+    lowest.wrapping_add(1)
 }
 
 /// The same by the crate's overlapping search.
@@ -76,7 +79,7 @@ fn edges_are_found_by_linear_probing() {
         let (view, tables) = (trie.view(), trie.tables());
         assert!(tables.edges.len().is_power_of_two());
         assert_eq!(tables.edges.len(), view.mask as usize + 1);
-        assert_eq!((tables.lowest.len(), view.states as usize), (patterns.states(), patterns.states()));
+        assert_eq!((tables.links.len(), view.states as usize), (patterns.states(), patterns.states()));
         assert_eq!((view.longest as usize, view.reserved), (patterns.longest(), 0));
         let used: Vec<u64> = tables.edges.iter().copied().filter(|entry| *entry != 0).collect();
         assert_eq!(used.len(), patterns.states() - 1, "one edge leads to each state but the root");
@@ -101,10 +104,51 @@ fn edges_are_found_by_linear_probing() {
         assert!(reached[0] == 0 && reached[1..].iter().all(|edges| *edges == 1));
         let firsts = tables.first.iter().filter(|state| **state != 0).count();
         assert_eq!(last_at_root as usize, firsts, "the root's children are the first states");
-        assert_eq!(tables.lowest[0], 0, "no pattern is empty");
-        let lowests = tables.lowest.iter().filter(|number| **number != 0).count();
-        let different: std::collections::HashSet<&[u8]> = patterns.iter().collect();
-        assert_eq!(lowests, different.len());
+    }
+}
+
+/// Links and lowest patterns, from the bytes of each state.
+#[test]
+fn links_lead_to_the_longest_end() {
+    for patterns in [
+        Patterns::from_list([&b"aaaa"[..], b"aab", b"b", b"aab", b"ba"]).unwrap(),
+        Patterns::from_list([[0xffu8; 1024]]).unwrap(),
+        Patterns::random(1, 5000, 8..=32).unwrap(),
+        Patterns::random(2, 20_000, 1..=4).unwrap(),
+    ] {
+        let trie = Trie::new(&patterns);
+        let tables = trie.tables();
+        let edges = tables.edges.iter().filter(|entry| **entry != 0);
+        let next: HashMap<u32, u32> = edges.map(|entry| (*entry as u32, (*entry >> 32) as u32)).collect();
+        let mut states: HashMap<&[u8], u32> = HashMap::new();
+        for pattern in patterns.iter() {
+            let mut state = 0;
+            for len in 1..=pattern.len() {
+                state = next[&((state & !ENDS) << 8 | u32::from(pattern[len - 1]))];
+                states.insert(&pattern[..len], state);
+            }
+        }
+        assert_eq!(states.len() + 1, patterns.states());
+        let mut numbers = HashMap::new();
+        (0..).zip(patterns.iter()).for_each(|(number, pattern)| {
+            numbers.entry(pattern).or_insert(number);
+        });
+        for (bytes, state) in &states {
+            let ends = || (0..bytes.len()).map(|begin| &bytes[begin..]);
+            let link = tables.links[(state & !ENDS) as usize];
+            let lowest = ends().filter_map(|end| numbers.get(end).copied()).min();
+            assert_eq!(
+                (state & ENDS != 0, link.lowest),
+                (lowest.is_some(), lowest.unwrap_or(0)),
+                "{bytes:02x?}"
+            );
+            let longest = ends()
+                .skip(1)
+                .filter(|end| end.len() > 1)
+                .find_map(|end| Some((states.get(end)?, end.len())));
+            let expected = longest.map_or((0, 1), |(state, len)| (state & !ENDS, len));
+            assert_eq!((link.state, usize::from(link.len)), expected, "{bytes:02x?}");
+        }
     }
 }
 

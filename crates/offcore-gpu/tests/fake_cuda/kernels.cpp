@@ -118,7 +118,7 @@ struct Arguments {
 		if (p.work.kind == OG_MATCH && p.work.trie.states) {
 			og_trie &trie = p.work.trie;
 			trie.edges = (const u64 *)host("the edges", trie.edges, ((u64)trie.mask + 1) * sizeof(u64));
-			trie.lowest = (const u32 *)host("the patterns' numbers", trie.lowest, (u64)trie.states * sizeof(u32));
+			trie.links = (const og_link *)host("the links", trie.links, (u64)trie.states * sizeof(og_link));
 			trie.first = (const u32 *)host("the first states", trie.first, 256 * sizeof(u32));
 			trie.pairs = (const u32 *)host("the pairs", trie.pairs, OG_PAIRS * sizeof(u32));
 		}

@@ -4,6 +4,8 @@
 #[cfg(host_kernels)]
 mod bodies;
 #[cfg(host_kernels)]
+mod parts;
+#[cfg(host_kernels)]
 mod pitfalls;
 #[cfg(host_kernels)]
 mod rig;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use aho_corasick::AhoCorasick;
 use offcore_gpu::kernel;
 use offcore_gpu::layout::{
-    Kind, MAX_BURST, PacketDescriptor, PipelineView, PoolView, QUIT, RingView, TrieView, WorkView,
+    Kind, Link, MAX_BURST, PacketDescriptor, PipelineView, PoolView, QUIT, RingView, TrieView, WorkView,
 };
 use offcore_wire::Sum;
 
@@ -97,7 +97,7 @@ impl Numbers {
 #[derive(Debug)]
 pub(crate) struct Trie {
     edges: Vec<u64>,
-    lowest: Vec<u32>,
+    links: Vec<Link>,
     first: Vec<u32>,
     pairs: Vec<u32>,
     longest: usize,
@@ -114,21 +114,28 @@ fn hash(mut key: u32) -> u32 {
 impl Trie {
     pub(crate) fn of(patterns: &[Vec<u8>]) -> Self {
         let mut edges = std::collections::BTreeMap::new();
-        let mut lowest = vec![0u32];
-        for (number, pattern) in patterns.iter().enumerate() {
+        // The bytes of each state.
+        let mut states: Vec<&[u8]> = vec![&[]];
+        for pattern in patterns {
             let mut state = 0u32;
-            for byte in pattern {
-                state = *edges.entry(state << 8 | u32::from(*byte)).or_insert_with(|| {
-                    lowest.push(0);
-                    lowest.len() as u32 - 1
+            for len in 1..=pattern.len() {
+                state = *edges.entry(state << 8 | u32::from(pattern[len - 1])).or_insert_with(|| {
+                    states.push(&pattern[..len]);
+                    states.len() as u32 - 1
                 });
             }
-            if lowest[state as usize] == 0 {
-                lowest[state as usize] = number as u32 + 1;
-            }
         }
+        let lowest = |bytes: &[u8]| patterns.iter().position(|pattern| bytes.ends_with(pattern));
+        let link_of = |bytes: &&[u8]| {
+            let ends = (1..bytes.len().max(2) - 1).map(|begin| &bytes[begin..]);
+            let end =
+                ends.filter_map(|end| Some((states.iter().position(|state| *state == end)?, end.len())));
+            let (state, len) = { end }.next().unwrap_or((0, 1));
+            Link { state: state as u32, len: len as u16, lowest: lowest(bytes).unwrap_or(0) as u16 }
+        };
+        let links = states.iter().map(link_of).collect();
         // Where a pattern ends the next state says so.
-        for next in edges.values_mut().filter(|next| lowest[**next as usize] > 0) {
+        for next in edges.values_mut().filter(|next| lowest(states[**next as usize]).is_some()) {
             *next |= 1 << 31;
         }
         let first: Vec<u32> = (0..256u32).map(|byte| edges.get(&byte).copied().unwrap_or(0)).collect();
@@ -150,17 +157,17 @@ impl Trie {
             table[at] = u64::from(*key) | u64::from(*next) << 32;
         }
         let longest = patterns.iter().map(Vec::len).max().unwrap_or(0);
-        Self { edges: table, lowest, first, pairs, longest }
+        Self { edges: table, links, first, pairs, longest }
     }
 
     fn view(&self) -> TrieView {
         TrieView {
             edges: self.edges.as_ptr(),
-            lowest: self.lowest.as_ptr(),
+            links: self.links.as_ptr(),
             first: self.first.as_ptr(),
             pairs: self.pairs.as_ptr(),
             mask: self.edges.len() as u32 - 1,
-            states: self.lowest.len() as u32,
+            states: self.links.len() as u32,
             longest: self.longest as u32,
             reserved: 0,
         }
