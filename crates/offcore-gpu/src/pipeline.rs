@@ -4,7 +4,7 @@
 //! the packets, and there is no other handle to them. When a device dies, the CPU takes over at the first burst that
 //! the device has not answered: no packet is lost or processed twice. A device that hangs and cannot be stopped may
 //! resume later. Packets that it may then write continue as copies; the originals are quarantined
-//! ([`Back::quarantined`]) until the device has stopped.
+//! ([`Back::quarantined`]) until the device has stopped, or has answered their burst after all.
 //!
 //! **Buffer split.** With [`Work::split_at`] the device gets packets whose first `split_at` bytes are in a separate
 //! buffer. It sees only the rest, and the CPU swaps the addresses. The CPU processes all other packets.
@@ -327,7 +327,8 @@ impl Back {
 
     /// Packets held back because a hung device may still write them. They continued as copies, or were dropped.
     pub fn quarantined(&self) -> usize {
-        self.serving.as_ref().map_or(0, |serving| serving.quarantine.len())
+        let bursts = self.serving.iter().flat_map(|serving| &serving.quarantine);
+        bursts.map(|held| held.packets.len()).sum()
     }
 
     /// Processes the oldest burst, or polls the device's answer. `None` if there is none, or none yet.
@@ -372,9 +373,8 @@ impl Back {
 
 impl Drop for Back {
     fn drop(&mut self) {
-        let Some(Served { watch, quarantine, .. }) = &mut self.serving else { return };
-        if !quarantine.is_empty() && watch.give_up() {
-            self.pool.cache().free_all(quarantine.drain(..));
+        if let Some(serving) = &mut self.serving {
+            serving.release_quarantine(&self.collector, self.pool);
         }
     }
 }

@@ -392,10 +392,10 @@ impl Collector {
     #[inline]
     pub fn answer(&mut self, results: &mut [u32]) -> Option<u32> {
         let (turn, packets) = self.oldest().map(|burst| (burst.turn, burst.packets.len()))?;
-        let (_, at, lap) = self.shared.place(turn);
-        if self.shared.lap(at).load(Ordering::Acquire) != lap {
+        if !self.is_answered(turn) {
             return None;
         }
+        let (_, at, _) = self.shared.place(turn);
         let mapping = self.shared.mapping.base().as_ptr();
         // SAFETY: the answer is inside the mapping, with room for the results of a whole burst. Each is read once, and
         // any value is valid.
@@ -407,6 +407,13 @@ impl Collector {
             mapping.add(at + std::mem::offset_of!(AnswerHead, hits)).cast::<u32>().read_volatile()
         };
         Some(hits)
+    }
+
+    /// Whether the device has answered the burst of `turn`, the last one in its slot: it no longer writes its packets.
+    #[inline]
+    pub fn is_answered(&self, turn: u64) -> bool {
+        let (_, at, lap) = self.shared.place(turn);
+        self.shared.lap(at).load(Ordering::Acquire) == lap
     }
 
     /// Whether a burst is in flight or may still be submitted: the other end exists.

@@ -9,7 +9,7 @@ use offcore_wire::virtio_net::HEADER_LEN;
 
 use super::Back;
 use crate::device::Watch;
-use crate::ring::WorkBurst;
+use crate::ring::{Collector, WorkBurst};
 
 /// The log message if the CPU cannot take over.
 const LOST: &str = "its packets are in its memory: these and all that follow are dropped as `failed`";
@@ -27,10 +27,17 @@ pub(super) struct Served {
     pub(super) failure: Option<String>,
     /// It has failed but has not stopped.
     pub(super) hung: bool,
-    /// Packets that it may still write.
-    pub(super) quarantine: Vec<Packet>,
+    /// Packets that it may still write: its unanswered bursts.
+    pub(super) quarantine: Vec<Held>,
     /// Packets of the oldest burst that have been replaced by copies so far.
     pub(super) replaced: usize,
+}
+
+/// Packets of a burst that a hung device may still write.
+#[derive(Debug)]
+pub(super) struct Held {
+    turn: u64,
+    pub(super) packets: Vec<Packet>,
 }
 
 impl Back {
@@ -85,9 +92,9 @@ impl Back {
             return self.drop_burst();
         }
         let Self { collector, results, cpu, pool, serving, .. } = self;
-        let (Some(burst), Some(cpu), Some(serving)) = (collector.oldest(), cpu, serving) else {
-            return Some(0);
-        };
+        let Some(serving) = serving else { return Some(0) };
+        serving.release_quarantine(collector, pool);
+        let (Some(burst), Some(cpu)) = (collector.oldest(), cpu) else { return Some(0) };
         if serving.hung {
             serving.replace_by_copies(burst, pool)?;
         }
@@ -103,7 +110,9 @@ impl Back {
     #[cold]
     fn drop_burst(&mut self) -> Option<u32> {
         let Self { collector, pool, serving, lost, .. } = self;
-        let (Some(burst), Some(serving)) = (collector.oldest(), serving) else { return Some(0) };
+        let Some(serving) = serving else { return Some(0) };
+        serving.release_quarantine(collector, pool);
+        let Some(burst) = collector.oldest() else { return Some(0) };
         if serving.failure.is_none() {
             let not_flushed = || "writes of network cards to its memory cannot be flushed".to_owned();
             let found = serving.watch.failure().unwrap_or_else(not_flushed);
@@ -111,9 +120,8 @@ impl Back {
             serving.failure = Some(found);
         }
         *lost += burst.packets.len() as u64;
-        serving.release_quarantine(pool);
         if serving.hung && serving.swaps && burst.visible {
-            serving.quarantine.append(&mut burst.packets);
+            serving.held(burst.turn).append(&mut burst.packets);
         } else {
             pool.cache().free_all(burst.packets.drain(..));
         }
@@ -122,28 +130,44 @@ impl Back {
 }
 
 impl Served {
-    /// Frees the quarantine if the device has stopped. Returns whether it freed packets.
-    fn release_quarantine(&mut self, pool: &'static Pool) -> bool {
-        let free = !self.quarantine.is_empty() && self.watch.give_up();
-        if free {
+    /// Frees the quarantine of a device that has stopped; otherwise the bursts that it has answered late.
+    pub(super) fn release_quarantine(&mut self, collector: &Collector, pool: &'static Pool) {
+        if self.quarantine.is_empty() {
+            return;
+        }
+        let stopped = self.watch.give_up();
+        if stopped {
             self.hung = false;
             self.replaced = 0;
-            pool.cache().free_all(self.quarantine.drain(..));
         }
-        free
+        let released = self.quarantine.extract_if(.., |held| stopped || collector.is_answered(held.turn));
+        let packets: Vec<Packet> = released.flat_map(|held| held.packets).collect();
+        if !packets.is_empty() {
+            pool.cache().free_all(packets);
+        }
+    }
+
+    /// The packets of a burst in quarantine.
+    fn held(&mut self, turn: u64) -> &mut Vec<Packet> {
+        if self.quarantine.last().is_none_or(|held| held.turn != turn) {
+            self.quarantine.push(Held { turn, packets: Vec::new() });
+        }
+        let last = self.quarantine.len() - 1;
+        &mut self.quarantine[last].packets
     }
 
     /// Replaces the packets that a hung device may write by copies. Returns `None` when the pool is out of buffers, and
     /// continues there at the next call.
     fn replace_by_copies(&mut self, burst: &mut WorkBurst, pool: &'static Pool) -> Option<()> {
-        if self.release_quarantine(pool) || !self.swaps || !burst.visible {
+        if !self.swaps || !burst.visible {
             return Some(());
         }
         let mut cache = pool.cache();
         for packet in &mut burst.packets[self.replaced..] {
             if !packet.is_segmented() {
                 let copy = copy_of(&mut cache, packet)?;
-                self.quarantine.push(std::mem::replace(packet, copy));
+                let original = std::mem::replace(packet, copy);
+                self.held(burst.turn).push(original);
             }
             self.replaced += 1;
         }

@@ -281,6 +281,40 @@ fn hung_device_packets_are_quarantined() {
     assert_all_free(pool, cache);
 }
 
+/// The device was slow: it answers after the CPU has taken over.
+#[test]
+fn late_answers_end_the_quarantine() {
+    let pool = Pool::new(128, 2048, Hugepages::None).unwrap();
+    let mut cache = pool.cache();
+    let mut device = HungDevice::default();
+    let (hung, view) = (Arc::clone(&device.hung), Arc::clone(&device.view));
+    let setup = setup(one_block(&mut device), work(Kind::Crc32c, None), 2, 4, pool);
+    let (mut front, mut back) = pipeline(setup).unwrap();
+    let submit = |front: &mut Front, cache: &mut PoolCache| {
+        assert!(front.submit(&mut [0, 1].map(|number| packet(pool, cache, number, None)).into()));
+    };
+    // Returns how many packets are in quarantine.
+    let receive = |back: &mut Back, cache: &mut PoolCache| {
+        cache.free_all(wait(back).packets.drain(..));
+        back.retire();
+        back.quarantined()
+    };
+    submit(&mut front, &mut cache);
+    submit(&mut front, &mut cache);
+    assert_eq!([receive(&mut back, &mut cache), receive(&mut back, &mut cache)], [2, 4]);
+    let ring = view.lock().unwrap().unwrap().ring;
+    for (turn, left) in [(1, 2), (0, 0)] {
+        let answer = ring.answers.wrapping_add(turn * ring.answer_stride as usize).cast();
+        // SAFETY: an answer of the ring starts with its lap.
+        unsafe { std::sync::atomic::AtomicU32::from_ptr(answer) }.store(1, Ordering::Release);
+        submit(&mut front, &mut cache);
+        assert_eq!(receive(&mut back, &mut cache), left);
+    }
+    hung.store(false, Ordering::Relaxed);
+    drop((front, back));
+    assert_all_free(pool, cache);
+}
+
 /// A device that fails on request, and counts how often it is checked.
 #[derive(Debug, Clone, Default)]
 struct CountingDevice(Arc<AtomicBool>, Arc<std::sync::atomic::AtomicUsize>);
