@@ -155,9 +155,10 @@ fn streams_are_compared_beside_the_kernels() {
     for row in &rows {
         assert_eq!((row.bench, row.arrangement, row.peer.as_deref()), ("tcp", "end-to-end", Some("kernel")));
         assert!(row.received > 0 && row.received == row.verified && row.lost == 0, "{row:?}");
-        assert!(row.ns_per_kib > Some(0.0) && row.peer_ratio > Some(0.0), "{row:?}");
+        // A short window may have no tick of the kernel's clock.
+        assert!(row.ns_per_kib.is_some() && row.peer_ratio > Some(0.0), "{row:?}");
         // Both cores pay.
-        assert!(row.both_ns_per_kib >= row.ns_per_kib && row.peer_both_ns_per_kib > Some(0.0), "{row:?}");
+        assert!(row.both_ns_per_kib >= row.ns_per_kib && row.peer_both_ns_per_kib.is_some(), "{row:?}");
         assert!(
             row.far_ns_per_kib.is_some() && row.fe_bound.is_some() && row.noise_floor.is_some(),
             "{row:?}"

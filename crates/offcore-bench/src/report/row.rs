@@ -121,6 +121,8 @@ pub struct Row {
     pub attack: Option<&'static str>,
     pub longest_turn_us: Option<f64>,
     pub core_share: Option<f64>,
+    /// Neighbour of TCP: the rate from 5 s after the attack on, over the rate before it.
+    pub after_over_alone: Option<f64>,
     /// Latency: the share of `capacity_mpps` at which packets were sent.
     pub load: Option<f64>,
     /// Latency: million packets a second that a closed loop of the same arrangement reaches.

@@ -9,6 +9,7 @@ use offcore_bench::copier::{Copier, Setup};
 use offcore_bench::progress::Progress;
 use offcore_bench::tcp::flows::{self, FlowOptions};
 use offcore_bench::tcp::http::{self, HttpOptions};
+use offcore_bench::tcp::neighbour::{self, NeighbourOptions};
 use offcore_bench::tcp::paths::{self, PathOptions};
 use offcore_bench::tcp::programs::{self, ProgramOptions};
 use offcore_bench::tcp::veth::{self, VethOptions};
@@ -51,6 +52,9 @@ Examples:
     offcore bench tcp --case paths
   Many connections at once, and short ones over a lossy path, compared with the kernel's; as root:
     offcore bench tcp --case flows
+
+  What an honest client keeps beside peers and programs that attack the stack; as root:
+    offcore bench tcp --case neighbour
 
   What a request for a file costs the stack's core, by who copies:
     offcore bench tcp --case requests
@@ -138,6 +142,8 @@ pub(crate) enum Case {
     /// Connections to nginx a second: 5,000 at once, and short ones over a path with 2 % loss, on the stack and on the kernel's;
     /// needs root and nginx.
     Flows,
+    /// Requests a second of an honest client beside peers and programs that attack the stack; needs root, nginx and python3.
+    Neighbour,
     /// Requests that nginx answers a second, on the stack and on the kernel's, over veth; needs root, nginx and wrk.
     Http,
     /// Answers of nginx, PostgreSQL and PHP a second behind a TAP, on the stack and on the kernel's; needs root and these programs.
@@ -182,6 +188,11 @@ fn measure(args: &TcpBenchArgs, case: Case, options: Options, rows: &mut Rows) -
             let program = std::env::current_exe().context("this program")?;
             let options = FlowOptions::new(quick, program, options.lcore, options.other_lcore);
             flows::run(&options, &progress, emit)
+        }
+        Case::Neighbour => {
+            let program = std::env::current_exe().context("this program")?;
+            let options = NeighbourOptions::new(quick, program, options.lcore, options.other_lcore);
+            neighbour::run(&options, &progress, emit)
         }
         Case::Http => {
             let program = std::env::current_exe().context("this program")?;
@@ -229,9 +240,13 @@ fn options(args: &TcpBenchArgs, case: Case) -> Result<Options, Failure> {
         Case::CoreCost => (1, &Temperature::ALL[..], &CHUNKS[..]),
         Case::Requests => (http::CONNECTIONS, &[Temperature::Remote][..], &http::SIZES[..]),
         Case::Idle => (idle::IDLE, &[Temperature::Remote][..], &[idle::CHUNK][..]),
-        Case::OpenClose | Case::Veth | Case::Paths | Case::Flows | Case::Http | Case::Programs => {
-            (open_close::OPEN, &[Temperature::Remote][..], &[idle::CHUNK][..])
-        }
+        Case::OpenClose
+        | Case::Veth
+        | Case::Paths
+        | Case::Flows
+        | Case::Neighbour
+        | Case::Http
+        | Case::Programs => (open_close::OPEN, &[Temperature::Remote][..], &[idle::CHUNK][..]),
     };
     let connections = or(&args.connections, &[connections]);
     let small = case == Case::Idle || connections.iter().any(|&n| n > 100);

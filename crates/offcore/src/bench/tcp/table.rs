@@ -1,7 +1,7 @@
 //! The tables that `offcore bench tcp` prints: one for each case.
 
 use offcore_bench::row::Row;
-use offcore_bench::tcp::{HEADERS, flows, programs};
+use offcore_bench::tcp::{HEADERS, flows, neighbour, programs};
 
 use super::super::verified;
 use crate::output::kib;
@@ -15,7 +15,9 @@ pub(super) fn table(rows: &[Row]) -> String {
     let is_path = |row: &&Row| row.path.is_some();
     let is_program = |row: &&Row| row.unit == programs::UNIT;
     let is_flows = |row: &&Row| row.unit == flows::UNIT;
-    let is_other = |row: &&Row| is_http(row) || is_path(row) || is_program(row) || is_flows(row);
+    let is_neighbour = |row: &&Row| row.unit == neighbour::UNIT;
+    let is_other =
+        |row: &&Row| is_http(row) || is_path(row) || is_program(row) || is_flows(row) || is_neighbour(row);
     let is_veth = |row: &&Row| row.arrangement == "end-to-end" && !is_other(row);
     let of = |wanted: &dyn Fn(&&Row) -> bool| rows.iter().filter(wanted).collect::<Vec<_>>();
     let tables = [
@@ -28,6 +30,7 @@ pub(super) fn table(rows: &[Row]) -> String {
         veth(&of(&is_veth)),
         paths(&of(&is_path)),
         many_flows(&of(&is_flows)),
+        neighbours(&of(&is_neighbour)),
         http(&of(&is_http)),
         behind_tap(&of(&is_program)),
     ];
@@ -114,6 +117,38 @@ fn windows_again(rows: &[&Row]) -> String {
 /// Bytes of payload in a segment.
 fn segment(row: &Row) -> String {
     row.payload_per_packet.map_or_else(|| (row.frame - HEADERS).to_string(), |bytes| format!("{bytes:.0}"))
+}
+
+/// An honest client beside attacks.
+fn neighbours(rows: &[&Row]) -> String {
+    let rate = |mega: f64| format!("{:.0}", mega * 1e6);
+    let ms = |ns: Option<f64>| digits(ns.map(|ns| ns / 1e6), 1);
+    let cells = rows.iter().map(|row| {
+        [
+            row.attack.unwrap_or_default().to_owned(),
+            or_dash(row.capacity_mpps.map(rate)),
+            rate(row.mpps),
+            percent(row.beside_over_alone),
+            format!("{} to {}", percent(Some(row.min)), percent(Some(row.max))),
+            percent(row.after_over_alone),
+            percent(row.noise_floor),
+            ms(row.peer_p99_ns),
+            ms(row.p99_ns),
+            row.lost.to_string(),
+            verified(row),
+        ]
+    });
+    let text = columns(
+        "<attack|alone/s|beside/s|kept|of windows|after|noise|p99 alone ms|beside|failed|verified",
+        cells,
+    );
+    if text.is_empty() {
+        return text;
+    }
+    text + "kept: files of 32 KB a second, each on a new connection, during the attack over before it; after: from 5 s after its\n\
+            end over before it; noise: half of the windows before it over the other half; failed: requests without an answer\n\
+            for 2 s during the attack; verified: files of which every byte was compared. Hostile peers and programs share the\n\
+            core of the honest client, which counts against the stack.\n"
 }
 
 /// Files that are asked for, by who copies.

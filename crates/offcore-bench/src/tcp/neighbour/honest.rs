@@ -1,0 +1,104 @@
+//! The honest client: it fetches a file on a new connection, again and again.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use crate::peer::process::TIMEOUT;
+
+/// Time that a request may take without progress.
+const LONGEST: Duration = Duration::from_secs(2);
+
+/// A client of a file.
+#[derive(Debug)]
+pub(super) struct Client<'a> {
+    pub(super) address: SocketAddr,
+    pub(super) name: String,
+    pub(super) content: &'a [u8],
+    /// The length of a window.
+    pub(super) window: Duration,
+}
+
+/// The result of a window.
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    pub(super) seconds: f64,
+    /// The time of each answer, from `connect` to the end of the stream.
+    pub(super) latencies: Vec<Duration>,
+    /// Requests without an answer.
+    pub(super) failed: u64,
+}
+
+impl Window {
+    /// Answers a second.
+    pub(super) fn rate(&self) -> f64 {
+        self.latencies.len() as f64 / self.seconds
+    }
+
+    pub(super) fn answers(&self) -> u64 {
+        self.latencies.len() as u64
+    }
+}
+
+/// Nanoseconds that a share of the answers of all windows did not exceed.
+pub(super) fn percentile(windows: &[Window], share: f64) -> Option<f64> {
+    let mut all: Vec<_> = windows.iter().flat_map(|window| &window.latencies).collect();
+    all.sort();
+    let last = all.len().checked_sub(1)?;
+    all.get((last as f64 * share).round() as usize).map(|latency| latency.as_secs_f64() * 1e9)
+}
+
+impl Client<'_> {
+    /// # Errors
+    /// No answer for 30 seconds.
+    pub(super) fn wait_for_server(&self) -> Result<()> {
+        let since = Instant::now();
+        while self.fetch()?.is_none() {
+            ensure!(since.elapsed() < TIMEOUT, "{} does not answer", self.address);
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Fetches the file until the window ends.
+    ///
+    /// # Errors
+    /// Another answer than the file.
+    pub(super) fn window(&self) -> Result<Window> {
+        let start = Instant::now();
+        let mut window = Window { seconds: 0.0, latencies: Vec::new(), failed: 0 };
+        while start.elapsed() < self.window {
+            match self.fetch()? {
+                Some(latency) => window.latencies.push(latency),
+                None => window.failed += 1,
+            }
+        }
+        window.seconds = start.elapsed().as_secs_f64();
+        Ok(window)
+    }
+
+    /// Returns the time of the answer; `None` without a whole one.
+    fn fetch(&self) -> Result<Option<Duration>> {
+        let start = Instant::now();
+        let Ok(answer) = self.answer() else { return Ok(None) };
+        let Some(end) = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n") else { return Ok(None) };
+        let (head, body) = answer.split_at(end + 4);
+        ensure!(self.content.starts_with(body), "other bytes than the file's in {} bytes", body.len());
+        let is_whole = head.starts_with(b"HTTP/1.1 200 ") && body.len() == self.content.len();
+        Ok(is_whole.then(|| start.elapsed()))
+    }
+
+    fn answer(&self) -> std::io::Result<Vec<u8>> {
+        let mut stream = TcpStream::connect_timeout(&self.address, LONGEST)?;
+        stream.set_read_timeout(Some(LONGEST))?;
+        stream.set_write_timeout(Some(LONGEST))?;
+        let request = format!("GET /{} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", self.name);
+        stream.write_all(request.as_bytes())?;
+        let mut answer = Vec::with_capacity(self.content.len() + 1024);
+        stream.read_to_end(&mut answer)?;
+        Ok(answer)
+    }
+}
