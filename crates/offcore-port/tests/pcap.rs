@@ -6,7 +6,7 @@ mod common;
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use common::{TempDir, Worker, pool, until};
@@ -106,6 +106,19 @@ fn what_is_sent_is_what_is_received() {
     assert_eq!((rx.counters().packets(), rx.counters().bytes()), (200, bytes as u64));
     assert!(port.status().contains("out.pcap (read to its end), output none"), "{}", port.status());
     assert_eq!(worker.free_chunks(), chunks);
+}
+
+#[test]
+fn captures_are_private() {
+    let dir = TempDir::new();
+    let out = dir.file("out.pcap");
+    let mut worker = Worker::new(pool(16));
+    let mut port = open(&format!("pcap:-,{}", out.display()));
+    let mut tx = worker.tx_queue(&mut port, 0).unwrap();
+    let mut burst: Burst = [worker.packet(&frame(0))].into_iter().collect();
+    worker.tx(&mut *tx, &mut burst);
+    assert!(tx.stop(&mut worker.ctx()));
+    assert_eq!(fs::metadata(out).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 #[test]

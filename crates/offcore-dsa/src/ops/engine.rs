@@ -160,10 +160,17 @@ impl Engine {
             self.collect();
             spin_loop();
         }
+        let unwinding = AbortOnUnwind;
         // SAFETY: only the lifetime changes. The operation is over before this returns: it is refused; or complete;
-        // or the portal is closed, after which the device touches nothing, and the core has completed it.
+        // or the portal is closed, after which the device touches nothing, and the core has completed it. It does not
+        // unwind.
         let operation = unsafe { std::mem::transmute::<Operation<'_>, Operation<'static>>(operation) };
-        let ticket = self.submit(operation)?;
+        let result = self.submit(operation).and_then(|ticket| self.wait(ticket));
+        std::mem::forget(unwinding);
+        result
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<Done, OpsError> {
         loop {
             if let Some(at) = self.done.iter().position(|(done, _)| *done == ticket)
                 && let Some((_, result)) = self.done.remove(at)
@@ -361,5 +368,14 @@ unsafe fn touch(operation: &Operation<'_>, progress: &Progress, fault: u64) {
                 }
             }
         }
+    }
+}
+
+/// Ends the process when it is dropped. A panic must not free memory that a device still writes.
+struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        std::process::abort();
     }
 }

@@ -175,7 +175,8 @@ impl Part {
             remove_left(&part)?;
         }
         let mut options = OpenOptions::new();
-        options.write(true).create_new(true);
+        // A capture has other people's data, whatever the umask is.
+        options.write(true).create_new(true).mode(0o600);
         let file = options.open(&part).map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => io::Error::other(format!(
                 "'{}' exists: it is being written, or a run that was killed left it; remove it, or give the option 'overwrite'",

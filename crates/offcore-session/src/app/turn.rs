@@ -16,6 +16,9 @@ use crate::sync::Ordering;
 const CLOSED: u64 = 0;
 const OPEN: u64 = 1;
 const FIRST: u64 = 2;
+/// Attempts to change the claim word. Each fails if a handler has changed it meanwhile; a hostile application can change it all the
+/// time, and must not keep the stack.
+const ATTEMPTS: u32 = 10_000;
 
 /// What one call writes. All that was claimed is shown when the outermost turn is dropped.
 #[derive(Debug)]
@@ -72,7 +75,7 @@ impl<M: Segments> Turn<M> {
     /// Claims up to `most` bytes, behind all that was claimed. `None` when there is no room for `least` (or for 1).
     pub fn claim(&self, least: usize, most: usize) -> Option<Claim> {
         let half = &self.slot()?.tx;
-        loop {
+        for _ in 0..ATTEMPTS {
             let limit = half.start_writing();
             let claims = half.claims.load(Ordering::Relaxed);
             let from = if claims < FIRST { half.index() } else { claims - FIRST };
@@ -85,6 +88,7 @@ impl<M: Segments> Turn<M> {
                 return Some(Claim { from, len });
             }
         }
+        None
     }
 
     /// Gives back what was claimed last beyond its first `used` bytes. `false` when something was claimed behind it: all of it is
@@ -130,7 +134,7 @@ impl<M: Segments> Turn<M> {
 impl<M: Segments> Drop for Turn<M> {
     fn drop(&mut self) {
         let Some(half) = self.slot().filter(|_| self.opener).map(|slot| &slot.tx) else { return };
-        loop {
+        for _ in 0..ATTEMPTS {
             let claims = half.claims.load(Ordering::Relaxed);
             if claims >= FIRST {
                 half.set_index(claims - FIRST);
@@ -141,6 +145,7 @@ impl<M: Segments> Drop for Turn<M> {
                 return;
             }
         }
+        half.claims.store(CLOSED, Ordering::Release);
     }
 }
 

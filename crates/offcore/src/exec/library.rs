@@ -84,8 +84,10 @@ fn directories(user: u32) -> impl Iterator<Item = PathBuf> {
         Some(path) => Some(PathBuf::from(path).join("offcore")),
         None => (name == 0).then(|| PathBuf::from(HOME)),
     };
-    let last = std::env::temp_dir().join(format!("offcore-{name}"));
-    first.into_iter().chain([last])
+    let temporary = std::env::temp_dir().join(format!("offcore-{name}"));
+    // Any user can take the name in a directory for all.
+    let own = std::env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".offcore"));
+    first.into_iter().chain([temporary]).chain(own)
 }
 
 /// The id of a user outside of this process's user namespace (user_namespaces(7)). Root in a namespace has another directory than

@@ -55,7 +55,8 @@ fn what_was_not_written_to_its_end_is_not_in_the_way() {
     assert!(said.contains("no stack at /nowhere") && said.ends_with("\n1\n"), "{said}");
 }
 
-/// Root in a user namespace uses the directory of the outer user. A foreign directory is named with advice that its user can follow.
+/// Root in a user namespace uses the directory of the outer user. A foreign directory is named with advice
+/// that its user can follow, and the home directory is used instead if there is one.
 #[test]
 fn root_of_a_user_namespace() {
     let Some(()) = require(&[Need::Root]) else { return };
@@ -64,12 +65,16 @@ fn root_of_a_user_namespace() {
         root() { setpriv --reuid 1234 --regid 1234 --clear-groups unshare --user --map-root-user \
             \"$offcore\" exec --stack /nowhere true 2>&1 || [ $? = 1 ]; }
         root; stat -c %u \"$dir/offcore-1234\"
-        rm -r \"$dir/offcore-1234\"; mkdir -m 755 \"$dir/offcore-1234\"; root";
+        rm -r \"$dir/offcore-1234\"; mkdir -m 755 \"$dir/offcore-1234\"; root
+        mkdir -m 755 \"$dir/home\"; chown 1234 \"$dir/home\"; export HOME=\"$dir/home\"; root; ls \"$HOME/.offcore\" | wc -l";
     let said = printed(&dir, script);
-    let [first, owner, second] = said.lines().collect::<Vec<_>>()[..] else { panic!("{said}") };
+    let [first, owner, second, third, libraries] = said.lines().collect::<Vec<_>>()[..] else {
+        panic!("{said}")
+    };
     assert!(first.contains("no stack at /nowhere") && owner == "1234", "{said}");
     assert!(second.contains("offcore-1234: found a directory of user 65534, expected a directory of user 0"));
     assert!(second.contains("set TMPDIR to a directory of your own") && !second.contains("remove it"));
+    assert!(third.contains("no stack at /nowhere") && libraries == "1", "{said}");
 }
 
 /// A stack makes the directory in which programs look for one, readable for all, and no other one.
