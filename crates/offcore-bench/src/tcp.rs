@@ -6,7 +6,7 @@
 //! * [`veth`]: a stream to and from the kernel's TCP, beside the kernel's in our place.
 //! * [`paths`]: such a stream over a slow, long or lossy path.
 //! * [`flows`]: many connections at once, and short ones over a lossy path.
-//! * [`neighbour`]: what an honest client keeps beside peers and programs that attack the stack.
+//! * [`neighbour`]: the rate of an honest client during attacks on the stack.
 //! * [`http`]: nginx, beside the same on the kernel's TCP.
 //! * [`programs`]: nginx, PostgreSQL and PHP behind a TAP, beside the same on the kernel's.
 

@@ -1,12 +1,12 @@
-//! `offcore bench tcp --case neighbour`: what an honest client keeps of a stack beside peers and programs that attack it.
+//! `offcore bench tcp --case neighbour`: the rate of an honest client during attacks by peers and by programs of the same stack.
 //!
 //! ```text
 //! lcore                                       other lcore
 //! a server of files, or nginx under           the honest client: a new connection for each file,
 //! `offcore exec`; host, af_packet ── veth ──  and hostile peers, in a namespace of their own
 //! ```
-//! Each attack has a stack of its own. Windows follow one another: without the attack, during it, and from 5 s after its end. Hostile
-//! peers and programs run on the honest client's core, which counts against us. The client compares every byte.
+//! Each attack gets a new stack. There are windows before the attack, during it, and from 5 s after its end. Hostile peers and programs
+//! share the core of the honest client, which counts against us. The client compares every byte.
 
 mod attack;
 mod honest;
@@ -35,7 +35,7 @@ use honest::{Client, Window};
 /// The unit of the rows.
 pub const UNIT: &str = "kept_of_requests_per_s";
 
-/// The stack's address, and the far end's: the honest client's, and those of hostile peers.
+/// Addresses of the stack, the honest client, and hostile peers.
 const ADDRESS: &str = "10.77.0.2";
 const HONEST: &str = "10.77.0.1/24";
 const HOSTILE: [&str; 3] = ["10.77.0.10", "10.77.0.11", "10.77.0.12"];
@@ -43,7 +43,7 @@ const HOSTILE: [&str; 3] = ["10.77.0.10", "10.77.0.11", "10.77.0.12"];
 const SIZE: usize = 32 << 10;
 /// Time without an attack before the last windows.
 const REST: Duration = Duration::from_secs(5);
-/// The user of hostile programs: nobody.
+/// The user of hostile programs (`nobody`).
 const USER: &str = "65534";
 const PROGRAMS: [(&str, &str); 4] =
     [("nginx", "nginx"), ("taskset", "util-linux"), ("setpriv", "util-linux"), ("python3", "python3")];

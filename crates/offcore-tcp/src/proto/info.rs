@@ -138,7 +138,7 @@ impl Stack {
     /// Whether less than an eighth of the memory that an application may have is free. New connections would find none soon.
     ///
     /// # Panics
-    /// When there is no such application.
+    /// If the application is unknown.
     pub fn is_memory_scarce(&self, app: AppId) -> bool {
         memory::is_scarce(&self.arenas[app])
     }

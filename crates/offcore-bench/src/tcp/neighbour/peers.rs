@@ -1,4 +1,4 @@
-//! Hostile peers: connections that send a few bytes and then only hold on. Those that end are replaced.
+//! Hostile peers: they open connections, send a few bytes, and read nothing. They replace connections that end.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -71,8 +71,8 @@ impl Thread {
 
 impl Peers {
     fn hold(&self, over: &AtomicBool, opened: &AtomicUsize) -> Result<()> {
-        let wanted = Some(self.count as u64 + OTHERS);
-        let maximum = getrlimit(Resource::Nofile).maximum.max(wanted);
+        let wanted = self.count as u64 + OTHERS;
+        let maximum = getrlimit(Resource::Nofile).maximum.map(|most| most.max(wanted));
         let limit = Rlimit { current: maximum, maximum };
         setrlimit(Resource::Nofile, limit).with_context(|| format!("{} descriptors", self.count))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("epoll")?;

@@ -3,7 +3,7 @@
 //! * [`request`]: what a request says; [`target`]: which file it names,
 //! * [`response`]: the head of an answer, by [`status`] and the file's state,
 //! * [`files`]: the directory,
-//! * [`session`]: one connection; `progress`: whether its peer takes what it is sent; `patience`: how long it may take.
+//! * [`session`]: one connection; `progress`: acknowledgements of its peer; `patience`: its time limits.
 //!
 //! The worker reads files itself, into the memory that their bytes are sent from: a bounded number of bytes in a round, each
 //! connection in its turn. It waits for the disk where the page cache lacks them.

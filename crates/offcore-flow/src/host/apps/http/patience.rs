@@ -1,8 +1,7 @@
-//! How long a connection may take, by the memory that is free and by the share of its source.
+//! Time limits of a connection. They depend on free memory and on the share of the connection's source.
 //!
 //! Slow peers hold memory: unread parts of requests, and answers that are not acknowledged. While memory is scarce the server ends
-//! the slowest connections early. Those of a source that holds an unfair share are ended first: as long as there is such a source,
-//! all others keep their time.
+//! the slowest connections early. If a source has an unfair share of the connections, only its connections are ended early.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -14,7 +13,7 @@ const FAIR: usize = 8;
 /// Limits of a connection, in microseconds.
 #[derive(Debug)]
 pub(super) struct Patience {
-    /// For an answer of which the peer takes nothing.
+    /// Without progress of an answer.
     pub stalled: u64,
     /// Bytes per second that a peer takes on average, at least. Single bytes do not keep an answer alive.
     pub slowest: u64,
