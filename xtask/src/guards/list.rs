@@ -396,8 +396,8 @@ pub(super) const LIST: &[Guard] = &[
         package: TCP, executable: "--lib", test: "short_memory_limits_grants",
     },
     Guard {
-        name: "patience in need",
-        file: "crates/offcore-flow/src/host/apps/http/patience.rs",
+        name: "timeouts in need",
+        file: "crates/offcore-flow/src/host/apps/http/timeouts.rs",
         code: "if !is_scarce {", without: "if !is_scarce || self.all > 0 {",
         package: FLOW, executable: "apps", test: "half_requests_leave_memory",
     },

@@ -10,7 +10,6 @@
 
 mod attack;
 mod honest;
-mod peers;
 
 use std::fs;
 use std::path::{Path, PathBuf};

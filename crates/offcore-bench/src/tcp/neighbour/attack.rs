@@ -1,13 +1,11 @@
 //! Attacks on a stack: by peers on the network, and by programs on the stack.
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use offcore_stats::named;
 use rustix::process::Signal;
 
-use super::peers::{Peers, Thread};
 use super::{ADDRESS, HOSTILE, NeighbourOptions, USER};
 use crate::peer::netns::Netns;
 use crate::peer::process::{Process, TIMEOUT};
@@ -25,8 +23,10 @@ const FIRST_PORT: u16 = 20_000;
 const UNACCEPTED: usize = 45;
 /// Applications that claim marks.
 const CLAIMING: usize = 64;
-/// Time in which hostile peers open their first connections. Some are reset meanwhile.
-const OPENING: Duration = Duration::from_secs(15);
+/// Bytes of the receive buffers of hostile peers.
+const BUFFER: usize = 4096;
+/// Connections of a process of hostile peers: descriptors are limited by process.
+const CONNECTIONS: usize = 14_000;
 
 named! {
     /// What attackers do.
@@ -44,6 +44,41 @@ named! {
     }
 }
 
+/// Opens connections, sends a request on each, and reads nothing. It opens 2,000 connections a second at most; later it
+/// replaces those that end, 400 a second at most.
+const PEERS_PROGRAM: &str = "
+import select, socket, struct, sys, time
+to, first, ports, count, buffer = sys.argv[1], *map(int, sys.argv[2:6])
+request, sources = bytes.fromhex(sys.argv[6]), sys.argv[7:]
+ends = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
+poll, kept, sent, number, said = select.epoll(), {}, set(), 0, False
+since = time.monotonic()
+while True:
+    for _ in range(min(2 if said else 10, count - len(kept))):
+        s = socket.socket()
+        s.setblocking(False)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+        s.bind((sources[number % len(sources)], 0))
+        s.connect_ex((to, first + number % ports))
+        kept[s.fileno()] = s
+        poll.register(s, select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
+        number += 1
+    if not said and (number >= count or time.monotonic() > since + 20):
+        print('ready', flush=True)
+        said = True
+    for fd, events in poll.poll(0):
+        try:
+            if events & ends:
+                raise OSError
+            if fd not in sent:
+                kept[fd].send(request)
+                sent.add(fd)
+        except OSError:
+            sent.discard(fd)
+            kept.pop(fd).close()
+    time.sleep(0.005)
+";
 const FULL_QUEUES_PROGRAM: &str = "
 import socket, sys, time
 kept = []
@@ -93,32 +128,8 @@ impl Attack {
         matches!(self, Self::ZeroWindows | Self::HalfRequests)
     }
 
-    fn peers(self) -> Option<Peers> {
-        let server = |port| format!("{ADDRESS}:{port}").parse().ok();
-        let peers = Peers {
-            from: HOSTILE.iter().filter_map(|address| address.parse().ok()).collect(),
-            to: server(PORT).into_iter().collect(),
-            count: ZERO_WINDOWS,
-            request: b"GET /hostile HTTP/1.1\r\nHost: a\r\n\r\n".to_vec(),
-            receives: 4096,
-        };
-        match self {
-            Self::ZeroWindows => Some(peers),
-            Self::HalfRequests => {
-                let request = b"GET /hostile HTTP/1.1\r\nHost: ".to_vec();
-                Some(Peers { count: HALF_REQUESTS, request, ..peers })
-            }
-            Self::FullQueues => Some(Peers {
-                to: (FIRST_PORT..FIRST_PORT + LISTENERS).filter_map(server).collect(),
-                count: usize::from(LISTENERS) * UNACCEPTED,
-                ..peers
-            }),
-            Self::ClaimedMarks | Self::Descriptors => None,
-        }
-    }
-
-    /// The program, and how often it runs.
-    fn program(self) -> Option<(&'static str, usize)> {
+    /// The hostile programs on the stack: their source, and how many run.
+    fn programs(self) -> Option<(&'static str, usize)> {
         match self {
             Self::ZeroWindows | Self::HalfRequests => None,
             Self::FullQueues => Some((FULL_QUEUES_PROGRAM, 1)),
@@ -126,13 +137,20 @@ impl Attack {
             Self::Descriptors => Some((DESCRIPTORS_PROGRAM, 1)),
         }
     }
+
+    /// The connections of hostile peers: their number, the ports that they go to, and what each sends.
+    fn peers(self) -> Option<(usize, u16, u16, &'static str)> {
+        match self {
+            Self::ZeroWindows => Some((ZERO_WINDOWS, PORT, 1, "GET /hostile HTTP/1.1\r\nHost: a\r\n\r\n")),
+            Self::HalfRequests => Some((HALF_REQUESTS, PORT, 1, "GET /hostile HTTP/1.1\r\nHost: ")),
+            Self::FullQueues => Some((usize::from(LISTENERS) * UNACCEPTED, FIRST_PORT, LISTENERS, "hostile")),
+            Self::ClaimedMarks | Self::Descriptors => None,
+        }
+    }
 }
 
 /// An attack in progress.
-pub(super) struct Running {
-    programs: Vec<Process>,
-    peers: Option<Thread>,
-}
+pub(super) struct Running(Vec<Process>);
 
 impl Running {
     /// Starts it, and waits until it is complete.
@@ -143,39 +161,50 @@ impl Running {
         socket: &Path,
         options: &NeighbourOptions,
     ) -> Result<Self> {
-        let mut programs = Vec::new();
-        if let Some((program, count)) = attack.program() {
-            let lcore = options.other_lcore.context("neighbours need two lcores")?;
+        let lcore = options.other_lcore.context("neighbours need two lcores")?.to_string();
+        let mut running = Self(Vec::new());
+        if let Some((program, count)) = attack.programs() {
             for _ in 0..count {
                 let mut command = near.command("taskset");
-                command.args(["-c", &lcore.to_string(), "setpriv", "--reuid", USER, "--regid", USER]);
-                command.arg("--clear-groups").arg(&options.binary).args(["exec", "--stack"]).arg(socket);
-                command.args(["--", "python3", "-c", program]);
+                command.args(["-c", &lcore, "setpriv", "--reuid", USER, "--regid", USER, "--clear-groups"]);
+                command.arg(&options.binary).args(["exec", "--stack"]).arg(socket).arg("--");
+                command.args(["python3", "-c", program]);
                 command.args([FIRST_PORT, LISTENERS].map(|number| number.to_string()));
                 command.current_dir(site.dir.path());
-                programs.push(Process::spawn("a hostile program", command)?);
+                running.0.push(Process::spawn("a hostile program", command)?);
             }
-            for program in &mut programs {
-                program.wait_for(0, TIMEOUT, "ready", |text| text.contains("ready").then_some(()))?;
-            }
+            running.wait()?;
         }
-        let peers = attack.peers().map(|peers| (peers.count, Thread::start(peers)));
-        let peers = peers.map(|(count, thread)| {
-            thread.wait(count, OPENING);
-            thread
-        });
-        Ok(Self { programs, peers })
+        if let Some((mut left, first, ports, request)) = attack.peers() {
+            let request: String = request.bytes().map(|byte| format!("{byte:02x}")).collect();
+            while left > 0 {
+                let count = left.min(CONNECTIONS);
+                left -= count;
+                let mut command = site.far.command("taskset");
+                command.args(["-c", &lcore, "python3", "-c", PEERS_PROGRAM, ADDRESS]);
+                command.args(
+                    [usize::from(first), usize::from(ports), count, BUFFER].map(|number| number.to_string()),
+                );
+                command.arg(&request).args(HOSTILE);
+                running.0.push(Process::spawn("hostile peers", command)?);
+            }
+            running.wait()?;
+        }
+        Ok(running)
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        let ready = |text: &str| text.contains("ready").then_some(());
+        self.0.iter_mut().try_for_each(|process| process.wait_for(0, TIMEOUT, "ready", ready))
     }
 
     /// # Errors
-    /// When hostile peers could not open connections.
+    /// When a process has ended before.
     pub(super) fn stop(mut self) -> Result<()> {
-        for program in &mut self.programs {
-            program.signal(Signal::TERM)?;
+        self.0.iter_mut().try_for_each(|process| process.signal(Signal::TERM))?;
+        for process in &mut self.0 {
+            let _ = process.exit_status(TIMEOUT);
         }
-        for program in &mut self.programs {
-            let _ = program.exit_status(TIMEOUT);
-        }
-        self.peers.map_or(Ok(()), Thread::stop)
+        Ok(())
     }
 }

@@ -3,13 +3,12 @@
 //! * [`request`]: what a request says; [`target`]: which file it names,
 //! * [`response`]: the head of an answer, by [`status`] and the file's state,
 //! * [`files`]: the directory,
-//! * [`session`]: one connection; `progress`: acknowledgements of its peer; `patience`: its time limits.
+//! * [`session`]: one connection; `progress`: acknowledgements of its peer; `timeouts`: its time limits.
 //!
 //! The worker reads files itself, into the memory that their bytes are sent from: a bounded number of bytes in a round, each
 //! connection in its turn. It waits for the disk where the page cache lacks them.
 
 pub mod files;
-mod patience;
 mod progress;
 pub mod request;
 pub mod response;
@@ -18,6 +17,7 @@ pub mod status;
 pub mod target;
 #[cfg(test)]
 mod tests;
+mod timeouts;
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,8 +28,8 @@ use offcore_tcp::proto::{AppId, CallError, ConnId, Event};
 use rustix::process::{Resource, getrlimit};
 
 use self::files::Root;
-use self::patience::Sources;
 use self::session::{HEAD_LIMIT, Next, Session};
+use self::timeouts::Sources;
 use crate::host::{App, Calls};
 
 /// Connections that are accepted ahead.
@@ -155,8 +155,8 @@ impl FileServer {
                 self.sources.end_pass();
             }
             let Some(session) = self.sessions[self.swept].as_deref_mut() else { continue };
-            let patience = self.sources.patience(session.source, is_scarce);
-            let (conn, next) = (session.conn, session.expired(calls, patience));
+            let timeouts = self.sources.timeouts(session.source, is_scarce);
+            let (conn, next) = (session.conn, session.expired(calls, timeouts));
             self.proceed(conn, next, calls);
         }
     }

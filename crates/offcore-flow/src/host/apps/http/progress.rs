@@ -1,6 +1,6 @@
 //! Whether a peer takes an answer: that is what it acknowledges, not what is in the memory that it is sent from.
 
-use super::patience::Patience;
+use super::timeouts::Timeouts;
 
 /// How a peer gets on with answers.
 #[derive(Clone, Copy, Debug)]
@@ -19,12 +19,12 @@ impl Progress {
     }
 
     /// Whether the peer takes too little. To be asked now and then.
-    pub(super) fn is_stalled(&mut self, now: u64, acknowledged: u64, patience: &Patience) -> bool {
+    pub(super) fn is_stalled(&mut self, now: u64, acknowledged: u64, timeouts: &Timeouts) -> bool {
         let taken = acknowledged.saturating_sub(self.acknowledged);
-        let due = taken.saturating_mul(1_000_000 / patience.slowest);
+        let due = taken.saturating_mul(1_000_000 / timeouts.slowest);
         self.late = (self.late + now.saturating_sub(self.looked)).saturating_sub(due);
         (self.acknowledged, self.looked) = (acknowledged, now);
-        self.late >= patience.stalled
+        self.late >= timeouts.stalled
     }
 }
 
@@ -36,7 +36,7 @@ mod tests {
     fn given_up(bytes: u64, seconds: u64) -> Option<u64> {
         let mut progress = Progress::new(0, 0);
         (1..1000).find(|second| {
-            progress.is_stalled(second * 1_000_000, second / seconds * bytes, &Patience::USUAL)
+            progress.is_stalled(second * 1_000_000, second / seconds * bytes, &Timeouts::USUAL)
         })
     }
 

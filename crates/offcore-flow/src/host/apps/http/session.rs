@@ -9,11 +9,11 @@ use offcore_session::{Reader, Writer};
 use offcore_tcp::proto::{AppId, ConnId};
 
 use super::files::{Missing, Name, Root};
-use super::patience::{Patience, Source};
 use super::progress::Progress;
 use super::request::{self, Refusal};
 use super::response;
 use super::status::Status;
+use super::timeouts::{Source, Timeouts};
 use crate::host::Calls;
 
 /// Bytes of a request's head, at most.
@@ -197,15 +197,15 @@ impl Session {
         }
     }
 
-    /// Returns how the connection ends, if it or its peer has taken longer than `patience` allows.
-    pub(super) fn expired(&mut self, calls: &Calls<'_>, patience: &Patience) -> Next {
+    /// Returns how the connection ends, if it or its peer has taken longer than `timeouts` allows.
+    pub(super) fn expired(&mut self, calls: &Calls<'_>, timeouts: &Timeouts) -> Next {
         let answers = matches!(self.phase, Phase::Answers { .. });
         if answers || self.writer.unacknowledged() > 0 {
             let acknowledged = self.writer.acknowledged();
             if self.writer.unacknowledged() == 0 {
                 // The answer waits for this server, not for its peer.
                 self.progress = Progress::new(calls.now, acknowledged);
-            } else if self.progress.is_stalled(calls.now, acknowledged, patience) {
+            } else if self.progress.is_stalled(calls.now, acknowledged, timeouts) {
                 return Next::Abort;
             }
             // The other times begin when the peer has the answer.
@@ -216,15 +216,15 @@ impl Session {
             }
         }
         let limit = match self.phase {
-            Phase::Requests if self.scanned > 0 => patience.request,
-            Phase::Requests => patience.idle,
+            Phase::Requests if self.scanned > 0 => timeouts.request,
+            Phase::Requests => timeouts.idle,
             Phase::Answers { .. } | Phase::Lingers => LINGER,
         };
         match self.phase {
             Phase::Lingers if self.is_over() => Next::Close,
             _ if self.since + limit > calls.now => Next::Wait,
             // An answer and an orderly end would take memory, for as long as the peer likes.
-            _ if patience.aborts => Next::Abort,
+            _ if timeouts.aborts => Next::Abort,
             Phase::Requests if self.reader.available() > 0 => {
                 self.refuse(Refusal::last(Status::RequestTimeout), calls.now);
                 Next::Again

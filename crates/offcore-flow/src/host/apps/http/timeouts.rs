@@ -12,7 +12,7 @@ const FAIR: usize = 8;
 
 /// Limits of a connection, in microseconds.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct Timeouts {
     /// Without progress of an answer.
     pub stalled: u64,
     /// Bytes per second that a peer takes on average, at least. Single bytes do not keep an answer alive.
@@ -25,7 +25,7 @@ pub(super) struct Patience {
     pub aborts: bool,
 }
 
-impl Patience {
+impl Timeouts {
     pub(super) const USUAL: Self =
         Self { stalled: 30_000_000, slowest: 500, idle: 30_000_000, request: 10_000_000, aborts: false };
     /// While memory is scarce.
@@ -82,17 +82,17 @@ impl Sources {
     }
 
     /// The limits of a connection from `source`. Called for each connection in a pass.
-    pub(super) fn patience(&mut self, source: Source, is_scarce: bool) -> &'static Patience {
+    pub(super) fn timeouts(&mut self, source: Source, is_scarce: bool) -> &'static Timeouts {
         if !is_scarce {
-            return &Patience::USUAL;
+            return &Timeouts::USUAL;
         }
         let count = self.counts.get(&source).copied().unwrap_or_default();
         let is_unfair = count > FEW.max(self.all / FAIR);
         self.met |= is_unfair;
         match (is_unfair, self.unfair) {
-            (true, _) => &Patience::UNFAIR,
-            (false, true) => &Patience::USUAL,
-            (false, false) => &Patience::SCARCE,
+            (true, _) => &Timeouts::UNFAIR,
+            (false, true) => &Timeouts::USUAL,
+            (false, false) => &Timeouts::SCARCE,
         }
     }
 
@@ -115,15 +115,15 @@ mod tests {
         let mut sources = Sources::default();
         (0..100).for_each(|_| sources.add(source(1)));
         (0..10).for_each(|_| sources.add(source(2)));
-        assert_eq!(sources.patience(source(1), false).request, Patience::USUAL.request);
-        assert_eq!(sources.patience(source(1), true).request, Patience::UNFAIR.request);
+        assert_eq!(sources.timeouts(source(1), false).request, Timeouts::USUAL.request);
+        assert_eq!(sources.timeouts(source(1), true).request, Timeouts::UNFAIR.request);
         sources.end_pass();
-        assert_eq!(sources.patience(source(2), true).request, Patience::USUAL.request);
+        assert_eq!(sources.timeouts(source(2), true).request, Timeouts::USUAL.request);
         // Without an unfair source all are slow alike.
         (0..60).for_each(|_| sources.remove(source(1)));
         sources.end_pass();
-        assert_eq!(sources.patience(source(1), true).request, Patience::SCARCE.request);
-        assert_eq!(sources.patience(source(2), true).request, Patience::SCARCE.request);
+        assert_eq!(sources.timeouts(source(1), true).request, Timeouts::SCARCE.request);
+        assert_eq!(sources.timeouts(source(2), true).request, Timeouts::SCARCE.request);
     }
 
     #[test]
