@@ -1,6 +1,7 @@
 //! What people run while developing Offcore: `cargo xtask setup|peers|test|ci|lint|guards|counts|fuzz|kernels`.
 
 mod counts;
+mod dependencies;
 mod executables;
 mod guards;
 mod kernels;
@@ -10,6 +11,7 @@ mod project;
 mod setup;
 mod steps;
 mod suite;
+mod tools;
 
 use std::process::ExitCode;
 

@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::executables::Executable;
 use crate::project::{Project, in_ci};
 use crate::steps::{Outcome, Steps};
-use crate::{counts, guards, kernels, lint, setup};
+use crate::{counts, dependencies, guards, kernels, lint, setup};
 
 /// The directory of the end-to-end tests, which run after everything else.
 const PEER_TESTS: &str = "tests/";
@@ -79,6 +79,7 @@ fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) ->
         let found = lint::run(project)?;
         Ok(Outcome::of(found.iter().map(ToString::to_string).collect()))
     });
+    steps.check("dependencies", || dependencies::check(project));
     // One build for all: the tests, the binary that the peers meet, and what is counted.
     let test = ["test", "--release", "--workspace"];
     let no_run = ["--no-run", "--message-format=json-render-diagnostics"];
@@ -118,6 +119,7 @@ fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) ->
     }
     steps.programs("end to end", peers, 1);
     if full {
+        dependencies::deny(project, steps);
         guards::run(project, steps, "")?;
         fuzz(project, steps, FUZZ_SECONDS);
     }

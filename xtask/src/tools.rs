@@ -1,0 +1,37 @@
+//! Programs from the crates registry, which are built once and kept below `target/`.
+
+use std::path::PathBuf;
+
+use crate::project::Project;
+use crate::setup;
+
+/// A crate that brings a program of the same name, at a fixed version.
+#[derive(Clone, Copy)]
+pub(crate) struct Tool {
+    name: &'static str,
+    version: &'static str,
+}
+
+pub(crate) const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2" };
+
+/// Where the program is: in PATH, or below `target/`, where this builds it first if need be.
+///
+/// # Errors
+/// Why it cannot be had.
+pub(crate) fn find(project: &Project, Tool { name, version }: Tool) -> Result<PathBuf, String> {
+    if let Some(path) = setup::find_program(name) {
+        return Ok(path);
+    }
+    let root = project.target.join("tools").join(format!("{name}-{version}"));
+    let program = root.join("bin").join(name);
+    if program.is_file() {
+        return Ok(program);
+    }
+    println!("building {name} {version}");
+    let mut install = project.cargo();
+    install.args(["install", "--quiet", "--locked", "--version", version, name, "--root"]).arg(&root);
+    match install.status() {
+        Ok(status) if status.success() => Ok(program),
+        _ => Err(format!("no {name}: cargo install --locked --version {version} {name}")),
+    }
+}
