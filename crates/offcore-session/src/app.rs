@@ -437,4 +437,16 @@ mod tests {
         assert_eq!(reads(false), [b"abc".to_vec(), b"def".to_vec(), vec![]]);
         assert_eq!(reads(true), [b"abc".to_vec(), b"!def".to_vec(), vec![]]);
     }
+
+    /// Applications store any index. The distance of two is never more than a FIFO holds.
+    #[test]
+    fn every_distance_between_indices() {
+        let most = CAPACITY as u64;
+        for from in [0, 1, most, u64::MAX - most, u64::MAX - 1, u64::MAX] {
+            for distance in [0, 1, most - 1, most, most + 1, 1 << 32, 1 << 63, u64::MAX - 1, u64::MAX] {
+                let expected = if distance <= most { distance as usize } else { 0 };
+                assert_eq!(between(from, from.wrapping_add(distance)), expected, "{distance} from {from}");
+            }
+        }
+    }
 }

@@ -228,4 +228,64 @@ mod tests {
             assert_eq!(from, 100 * call);
         }
     }
+
+    fn taken(control: &Control, from: &mut usize, most: usize) -> Vec<u32> {
+        let mut taken = Vec::new();
+        control.take_marks(from, most, |number| taken.push(number));
+        taken
+    }
+
+    /// Wherever a call begins, also beyond the words: a caller's number is not checked.
+    #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
+    fn every_mark_is_found() {
+        let control = Control::new();
+        for number in 0..SESSIONS as u32 {
+            control.mark(number);
+            assert!(control.has_marks());
+            let mut from = number as usize * 7;
+            assert_eq!(taken(&control, &mut from, usize::MAX), [number]);
+            assert!(!control.has_marks());
+        }
+    }
+
+    /// Marks in words at the edges of the summary's words, from every start, some at a time: each is taken once, and the summary
+    /// has no bit left.
+    #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
+    fn every_set_of_marks_is_taken_once() {
+        let control = Control::new();
+        let last = SESSIONS as u32 - 1;
+        let numbers = [0, 1, 63, 64, 4095, 4096, 8191, last];
+        for set in 0..1_u32 << numbers.len() {
+            let marked =
+                || numbers.iter().enumerate().filter(|(bit, _)| set >> bit & 1 != 0).map(|(_, n)| *n);
+            for (start, most) in [(0, 1), (1, 2), (63, 1), (64, usize::MAX), (1023, 3), (usize::MAX, 1)] {
+                marked().for_each(|number| control.mark(number));
+                let (mut from, mut found) = (start, Vec::new());
+                for _ in 0..=numbers.len() {
+                    found.extend(taken(&control, &mut from, most));
+                }
+                found.sort_unstable();
+                assert!(found.into_iter().eq(marked()), "{set:#b} from {start}");
+                assert!(control.summary.iter().all(|word| word.load(Ordering::Relaxed) == 0));
+            }
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
+    fn every_number_of_an_owner_reads_back() {
+        for number in 0..=PROCESSES {
+            for generation in [0, 1, 2, Owner::GENERATIONS - 1, Owner::GENERATIONS, Owner::GENERATIONS + 1] {
+                let owner = Owner::new(number, generation);
+                let in_range = number < PROCESSES && (1..=Owner::GENERATIONS).contains(&generation);
+                assert_eq!(owner.is_some(), in_range);
+                let Some(owner) = owner else { continue };
+                assert_eq!((owner.number(), owner.generation()), (number, generation));
+                assert_eq!(Owner::from_word(owner.word()), Some(owner));
+                assert!(owner.word() != 0 && owner.word() >> 31 == 0, "a lock has one more bit");
+            }
+        }
+    }
 }

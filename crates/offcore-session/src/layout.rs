@@ -103,4 +103,60 @@ mod tests {
     fn positions_at_the_end_of_the_numbers_wrap() {
         assert_eq!(Runs::new(u64::MAX, CAPACITY, 3).map(|run| run.len).sum::<usize>(), CAPACITY);
     }
+
+    /// Positions around the edges of blocks, tables, and numbers.
+    fn edges(around: u64) -> impl Iterator<Item = u64> {
+        let (small, large, lap) = (SMALL as u64, LARGE as u64, (LARGE * TABLE) as u64);
+        [0, small, large, 2 * large, lap - large, lap, 1 << 32, 1 << 63, NEVER - lap, NEVER]
+            .into_iter()
+            .flat_map(move |edge| {
+                (0..=2 * around).map(move |more| edge.wrapping_sub(around).wrapping_add(more))
+            })
+    }
+
+    /// The place of one byte.
+    fn place(position: u64, p0: u64) -> (Option<usize>, usize) {
+        if position < p0 {
+            (None, (position % 4096) as usize)
+        } else {
+            (Some((position / 65_536 % 256) as usize), (position % 65_536) as usize)
+        }
+    }
+
+    /// Each run is inside of one block, and its first and last bytes are where they would be alone.
+    #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
+    fn every_edge_is_cut_where_blocks_end() {
+        for (position, p0) in edges(2).flat_map(|position| edges(1).map(move |p0| (position, p0))) {
+            for len in [0, 1, 2, 4095, 4096, 4097, 65_535, 65_536, 65_537, CAPACITY] {
+                let mut at = position;
+                for run in Runs::new(position, len, p0) {
+                    let block = if run.entry.is_some() { LARGE } else { SMALL };
+                    assert!(run.len > 0 && run.offset + run.len <= block);
+                    assert!(run.entry.is_none_or(|entry| entry < TABLE));
+                    let last = at.wrapping_add(run.len as u64 - 1);
+                    assert_eq!(place(at, p0), (run.entry, run.offset));
+                    assert_eq!(place(last, p0), (run.entry, run.offset + run.len - 1));
+                    at = last.wrapping_add(1);
+                }
+                assert_eq!(at.wrapping_sub(position), len as u64);
+            }
+        }
+    }
+
+    /// Blocks of a full FIFO have different entries.
+    #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
+    fn every_block_of_a_full_fifo_has_its_entry() {
+        for position in edges(1).filter(|position| position.checked_add(CAPACITY as u64).is_some()) {
+            let mut taken = [false; TABLE];
+            let last = block_number(position + CAPACITY as u64 - 1);
+            for number in block_number(position)..=last {
+                assert!(
+                    !std::mem::replace(&mut taken[entry(number)], true),
+                    "block {number} from {position}"
+                );
+            }
+        }
+    }
 }

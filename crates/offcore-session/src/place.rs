@@ -111,3 +111,41 @@ unsafe impl<T: Segments + ?Sized> Segments for &T {
         (**self).segment(number)
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// This memory has a segment of one page and a segment of two pages.
+    struct Two([u64; 1024]);
+
+    // SAFETY: both segments are this struct's bytes; tests only look at addresses.
+    unsafe impl Segments for Two {
+        fn segment(&self, number: usize) -> Option<(NonNull<u8>, usize)> {
+            let len = *[SMALL, 2 * SMALL].get(number)?;
+            Some((NonNull::from(&self.0).cast(), len))
+        }
+    }
+
+    /// Each page, offset and length has an address only if all bytes are in one segment.
+    #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
+    fn every_page_is_in_its_segment() {
+        let two = Two([0; 1024]);
+        let base = two.0.as_ptr() as usize;
+        let ends = (1..=2 * PAGES + 2).chain([u32::MAX as usize - 1, u32::MAX as usize]);
+        for block in ends.filter_map(|page| Block::new(page as u32)) {
+            let (segment, page) = (block.page() as usize / PAGES, block.page() as usize % PAGES);
+            for offset in [0, 1, SMALL - 1, SMALL, usize::MAX - SMALL, usize::MAX] {
+                for len in [0, 1, SMALL, 2 * SMALL, usize::MAX] {
+                    let start = (page * SMALL) as u128 + offset as u128;
+                    let mapped = [SMALL, 2 * SMALL].get(segment).copied().unwrap_or(0) as u128;
+                    let fits = segment < 2 && start + len as u128 <= mapped;
+                    let found =
+                        two.address(block, offset, len).map(|address| address.as_ptr() as usize - base);
+                    assert_eq!(found, fits.then_some(start as usize), "{block:?} {offset:#x} {len:#x}");
+                }
+            }
+        }
+    }
+}

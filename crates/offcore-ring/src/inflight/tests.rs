@@ -10,6 +10,9 @@ use crate::device::{Chain, DeviceQueue, Direction, Queue};
 use crate::vector::Wanted;
 use crate::{Layout, driver, packed, with_queue};
 
+#[cfg(not(miri))]
+mod exhaustive;
+
 const LEN: usize = 0x1_0000;
 const PARTS: (u64, u64, u64) = (0x1000, 0x3000, 0x4000);
 const BUFFERS: u64 = 0x8000;

@@ -15,6 +15,8 @@ use crate::vector::Level;
 mod device_side;
 mod driver_side;
 mod events;
+#[cfg(not(miri))]
+mod exhaustive;
 
 const RING: u64 = 0x1000;
 const DRIVER_EVENT: u64 = 0x400;

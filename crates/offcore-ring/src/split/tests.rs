@@ -12,6 +12,9 @@ use crate::device::{Chain, DeviceQueue, Direction};
 use crate::driver;
 use crate::vector::{Level, Single, Wanted};
 
+#[cfg(not(miri))]
+mod exhaustive;
+
 const DESC: u64 = 0x1000;
 const AVAIL: u64 = 0x4000;
 const USED: u64 = 0x6000;

@@ -202,4 +202,43 @@ mod tests {
             }
         }
     }
+
+    /// Takes a segment as a receiver does; `bytes` has a bit for each byte that has come.
+    fn take(reassembly: &mut Reassembly, edge: &mut u64, bytes: &mut u32, segment: Range<u64>) {
+        let missing = reassembly.missing(segment.start.max(*edge)..segment.end.max(*edge));
+        let first = segment.clone().find(|at| *bytes >> at & 1 == 0);
+        assert_eq!((!missing.is_empty()).then_some(missing.start), first);
+        if missing.start == *edge {
+            *edge = reassembly.advance(missing.end);
+        } else if !missing.is_empty() {
+            reassembly.insert(missing.clone()).unwrap();
+        }
+        missing.for_each(|at| *bytes |= 1 << at);
+        assert_eq!(*edge, u64::from(bytes.trailing_ones()));
+        let behind: u32 = (bytes.wrapping_shr(*edge as u32)).count_ones();
+        assert_eq!(reassembly.bytes, behind.into());
+        let (mut found, islands) = (0, reassembly.newest(4));
+        for island in islands {
+            assert!(
+                !island.is_empty() && *bytes >> island.end & 1 == 0 && *bytes >> (island.start - 1) & 1 == 0
+            );
+            found += island.end - island.start;
+        }
+        assert_eq!(found, reassembly.bytes, "at most three islands");
+    }
+
+    /// All rows of four segments of seven bytes.
+    #[test]
+    fn every_order_of_short_segments() {
+        let segments: Vec<Range<u64>> =
+            (0..7).flat_map(|start| (start + 1..=7).map(move |end| start..end)).collect();
+        for row in 0..segments.len().pow(4) {
+            let (mut reassembly, mut edge, mut bytes, mut rest) = (Reassembly::default(), 0, 0, row);
+            for _ in 0..4 {
+                let segment = segments[rest % segments.len()].clone();
+                take(&mut reassembly, &mut edge, &mut bytes, segment);
+                rest /= segments.len();
+            }
+        }
+    }
 }

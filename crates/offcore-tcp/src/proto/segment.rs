@@ -118,4 +118,40 @@ mod tests {
         assert_eq!(position(99, 100, 1), None);
         assert_eq!(position(100, 100, 0), Some(0));
     }
+
+    /// Numbers around the edges of 32 bits, and of their halves.
+    fn edges() -> impl Iterator<Item = u64> {
+        let edges = [0_u64, 1 << 31, 1 << 32, 3 << 31, 5 << 32, u64::MAX - (1 << 31), u64::MAX];
+        edges.into_iter().flat_map(|edge| (0..=6).map(move |more| edge.wrapping_add(more).wrapping_sub(3)))
+    }
+
+    /// `position` finds the nearest of all positions with a sequence number.
+    #[test]
+    fn every_edge_has_its_nearest_position() {
+        for (near, first) in edges().flat_map(|near| edges().map(move |first| (near, first as u32))) {
+            for away in edges().map(|edge| edge as u32) {
+                let seq = first.wrapping_add(near as u32).wrapping_add(away);
+                let away = if away < 1 << 31 { i128::from(away) } else { i128::from(away) - (1 << 32) };
+                let expected = u64::try_from(i128::from(near) + away).ok();
+                assert_eq!(position(seq, first, near), expected, "{away} from {near}, first {first}");
+            }
+        }
+    }
+
+    /// A range has the positions of its edges, and is nothing if the end does not come after the start.
+    #[test]
+    fn every_edge_of_a_range() {
+        for near in edges() {
+            let all: Vec<u32> = edges().map(|edge| (near as u32).wrapping_add(edge as u32)).collect();
+            for (start, end) in all.iter().flat_map(|start| all.iter().map(move |end| (*start, *end))) {
+                let found = range(start, end, 0, near);
+                match (position(start, 0, near), position(end, 0, near)) {
+                    (Some(start), Some(end)) if start < end => assert_eq!(found, Some(start..end)),
+                    _ => assert_eq!(found, None),
+                }
+                let bytes = found.map(|range| range.end - range.start);
+                assert!(bytes.is_none_or(|bytes| bytes == end.wrapping_sub(start).into()));
+            }
+        }
+    }
 }

@@ -283,3 +283,17 @@ proptest! {
         }
     }
 }
+
+/// Numbers up to 2^31 further on come later, whatever the number.
+#[test]
+fn every_edge_of_a_comparison() {
+    const HALF: u32 = 1 << 31;
+    for number in [0, 1, HALF - 1, HALF, HALF + 1, u32::MAX - 1, u32::MAX] {
+        assert!(!is_before(number, number));
+        for ahead in (0..32).flat_map(|bit| [1_u32 << bit, (1 << bit) - 1, (1 << bit) + 1]) {
+            let other = number.wrapping_add(ahead);
+            assert_eq!(is_before(number, other), (1..=HALF).contains(&ahead), "{number} and {ahead} more");
+            assert_eq!(is_before(other, number), ahead >= HALF, "{number} and {ahead} more");
+        }
+    }
+}
