@@ -6,6 +6,7 @@ mod executables;
 mod guards;
 mod kernels;
 mod lint;
+mod miri;
 mod peers;
 mod project;
 mod setup;

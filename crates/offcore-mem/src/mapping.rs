@@ -5,8 +5,20 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::str::FromStr;
 
-use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::fs::MemfdFlags;
+use rustix::mm::MapFlags;
+
+#[cfg_attr(miri, path = "mapping/miri.rs")]
+mod kernel;
+
+/// Facts about a file.
+struct File {
+    /// Its device and inode.
+    number: (u64, u64),
+    /// Bytes of it, and of what its file system calls a block.
+    len: u64,
+    block: i64,
+}
 
 /// Which pages a mapping is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -133,11 +145,7 @@ impl Mapping {
                 size if size == 2 << 20 => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
                 _ => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
             };
-        let fd = rustix::fs::memfd_create(name, flags).map_err(fail("memfd_create"))?;
-        rustix::fs::ftruncate(&fd, len as u64).map_err(fail("ftruncate"))?;
-        // Nobody who gets this fd can make it shorter. Holes can be punched into it: who gives it away has ordinary pages.
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
-            .map_err(fail("sealing a memfd"))?;
+        let fd = kernel::memfd(name, len, flags).map_err(|(what, source)| fail(what)(source))?;
         // mmap reserves hugepages or fails here, rather than with a SIGBUS later; POPULATE touches them.
         let mapping = Self::map(fd.as_fd(), 0, len, page_size, mapped_with).map_err(fail("mmap"))?;
         Ok((mapping, fd))
@@ -149,15 +157,15 @@ impl Mapping {
     /// [`MemoryError::Short`] when the file is shorter, or what the kernel says.
     pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Self, MemoryError> {
         let fail = |what| move |source| MemoryError::System { what, len, source };
-        let stat = rustix::fs::fstat(fd).map_err(fail("fstat"))?;
-        let file = u64::try_from(stat.st_size).unwrap_or(0);
+        let found = kernel::file(fd).map_err(fail("fstat"))?;
+        let file = found.len;
         if offset.checked_add(len as u64).is_none_or(|end| end > file) {
             return Err(MemoryError::Short { len, offset, file });
         }
         // Only hugetlbfs says in st_blksize what its pages are; elsewhere the file's owner may say anything.
-        let huge = rustix::fs::fstatfs(fd).map_err(fail("fstatfs"))?.f_type == libc::HUGETLBFS_MAGIC;
+        let huge = kernel::is_hugetlbfs(fd).map_err(fail("fstatfs"))?;
         let ordinary = rustix::param::page_size();
-        let page_size = if huge { usize::try_from(stat.st_blksize).unwrap_or(ordinary) } else { ordinary };
+        let page_size = if huge { usize::try_from(found.block).unwrap_or(ordinary) } else { ordinary };
         Self::map(fd, offset, len, page_size, MapFlags::empty()).map_err(fail("mmap"))
     }
 
@@ -168,25 +176,14 @@ impl Mapping {
         page_size: usize,
         flags: MapFlags,
     ) -> Result<Self, rustix::io::Errno> {
-        let stat = rustix::fs::fstat(fd)?;
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED | flags, fd, offset)
-        }?;
-        let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-        Ok(Self {
-            base,
-            len,
-            page_size,
-            numa_node: numa_node(base),
-            file: (stat.st_dev, stat.st_ino, offset),
-        })
+        let (device, inode) = kernel::file(fd)?.number;
+        let base = kernel::map(fd, offset, len, flags)?;
+        Ok(Self { base, len, page_size, numa_node: kernel::numa_node(base), file: (device, inode, offset) })
     }
 
     /// Whether it is of the file `fd`, from `offset` on.
     pub fn is_of(&self, fd: BorrowedFd<'_>, offset: u64) -> bool {
-        rustix::fs::fstat(fd).is_ok_and(|stat| self.file == (stat.st_dev, stat.st_ino, offset))
+        kernel::file(fd).is_ok_and(|file| self.file == (file.number.0, file.number.1, offset))
     }
 
     /// First byte of the mapping, page aligned.
@@ -260,7 +257,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: this range was mapped by `map`; whoever hands out its addresses keeps the mapping alive meanwhile.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+        unsafe { kernel::unmap(self.base, self.len) };
     }
 }
 
@@ -275,29 +272,11 @@ fn available_memory() -> Option<usize> {
 }
 
 fn meminfo(name: &str) -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    // Miri warns of each file there.
+    let text = (!cfg!(miri)).then(|| std::fs::read_to_string("/proc/meminfo").ok())??;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: usize = line.trim().strip_suffix(" kB")?.parse().ok()?;
     kib.checked_mul(1024)
-}
-
-/// The node that holds the page at `address`, by get_mempolicy(MPOL_F_NODE | MPOL_F_ADDR).
-fn numa_node(address: NonNull<u8>) -> Option<usize> {
-    const MPOL_F_NODE: libc::c_ulong = 1;
-    const MPOL_F_ADDR: libc::c_ulong = 2;
-    let mut node: libc::c_int = -1;
-    // SAFETY: `node` outlives the call; the kernel checks the address; a null mask of zero bits is allowed.
-    let rc = unsafe {
-        libc::syscall(
-            libc::SYS_get_mempolicy,
-            &raw mut node,
-            std::ptr::null_mut::<libc::c_ulong>(),
-            0 as libc::c_ulong,
-            address.as_ptr(),
-            MPOL_F_NODE | MPOL_F_ADDR,
-        )
-    };
-    (rc == 0).then(|| usize::try_from(node).ok())?
 }
 
 #[cfg(test)]
@@ -340,12 +319,14 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "truncates a memfd")]
     fn our_memory_cannot_be_truncated() {
         let (_a, fd) = Mapping::memfd("test", 8192, Hugepages::None).unwrap();
         assert_eq!(rustix::fs::ftruncate(&fd, 4096), Err(rustix::io::Errno::PERM));
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "reads the memory of the machine")]
     fn excessive_memory_is_not_asked_for() {
         let available = available_memory().unwrap();
         for (len, hugepages) in [
@@ -361,6 +342,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "asks for hugepages")]
     fn hugepages_fall_back_or_say_so() {
         assert!(Mapping::memfd("test", 4 << 20, Hugepages::Auto).is_ok());
         if let Err(error) = Mapping::memfd("test", 1 << 42, Hugepages::Size2M) {

@@ -27,7 +27,7 @@ pub const HEADROOM: usize = 256;
 /// Free chunks that travel together.
 pub const MAGAZINE: usize = 64;
 /// Workers that can have a cache at the same time.
-const MAX_CACHES: usize = 256;
+const MAX_CACHES: usize = if cfg!(miri) { 8 } else { 256 };
 
 /// What can go wrong when a pool is made.
 #[derive(Debug, displaydoc::Display, thiserror::Error)]
@@ -522,7 +522,7 @@ mod tests {
             }
         });
         let mut cache = pool.cache();
-        for n in 0u32..100_000 {
+        for n in 0u32..if cfg!(miri) { 200 } else { 100_000 } {
             let mut packet = loop {
                 match cache.take() {
                     Some(packet) => break packet,
@@ -564,6 +564,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn no_range_outside_the_chunk_is_given() {
         let mut cache = pool().cache();
         let mut packet = cache.take().unwrap();

@@ -27,6 +27,10 @@ pub fn read_l2<T>(address: *const T) {
 /// Asks for the line at `address` for writing: takes it away from other cores' caches. Any address is allowed.
 #[inline(always)]
 pub fn write<T>(address: *const T) {
+    // Miri runs no assembly.
+    if cfg!(miri) {
+        return;
+    }
     // SAFETY: PREFETCHW is a hint: it faults on no address, changes no memory, no flags and no stack.
     unsafe { asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly)) };
 }

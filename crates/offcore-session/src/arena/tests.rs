@@ -43,6 +43,7 @@ fn small_blocks_become_large_again() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes minutes")]
 fn slots_and_tables_do_not_overlap() {
     let mut arena = Arena::new(2 * LARGE).unwrap();
     let free = arena.free();
@@ -104,6 +105,7 @@ fn an_arena_grows_up_to_its_limit_and_outlives_itself() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "asks how many pages a memfd has")]
 fn shared_memory_is_allocated_as_used() {
     // The kernel counts allocated pages in units of 512 bytes.
     let allocated = |arena: &Arena| {
