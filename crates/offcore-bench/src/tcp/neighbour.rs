@@ -42,7 +42,7 @@ const HOSTILE: [&str; 3] = ["10.77.0.10", "10.77.0.11", "10.77.0.12"];
 const SIZE: usize = 32 << 10;
 /// Time without an attack before the last windows.
 const REST: Duration = Duration::from_secs(5);
-/// The user of hostile programs (`nobody`).
+/// The user id of hostile programs.
 const USER: &str = "65534";
 const PROGRAMS: [(&str, &str); 4] =
     [("nginx", "nginx"), ("taskset", "util-linux"), ("setpriv", "util-linux"), ("python3", "python3")];

@@ -44,8 +44,8 @@ named! {
     }
 }
 
-/// Opens connections, sends a request on each, and reads nothing. It opens 2,000 connections a second at most; later it
-/// replaces those that end, 400 a second at most.
+/// Opens connections, sends a request on each, and reads nothing. It opens at most 2,000 connections a second. Later it
+/// replaces connections that end, at most 400 a second.
 const PEERS_PROGRAM: &str = "
 import select, socket, struct, sys, time
 to, first, ports, count, buffer = sys.argv[1], *map(int, sys.argv[2:6])
