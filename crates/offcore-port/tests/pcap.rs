@@ -112,12 +112,13 @@ fn what_is_sent_is_what_is_received() {
 fn captures_are_private() {
     let dir = TempDir::new();
     let out = dir.file("out.pcap");
-    let mut worker = Worker::new(pool(16));
+    let mut worker = Worker::new(pool(256));
     let mut port = open(&format!("pcap:-,{}", out.display()));
     let mut tx = worker.tx_queue(&mut port, 0).unwrap();
     let mut burst: Burst = [worker.packet(&frame(0))].into_iter().collect();
     worker.tx(&mut *tx, &mut burst);
     assert!(tx.stop(&mut worker.ctx()));
+    drop(tx);
     assert_eq!(fs::metadata(out).unwrap().permissions().mode() & 0o777, 0o600);
 }
 

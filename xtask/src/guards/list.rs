@@ -392,13 +392,13 @@ pub(super) const LIST: &[Guard] = &[
     Guard {
         name: "send buffers in need",
         file: "crates/offcore-tcp/src/proto/ahead.rs",
-        code: "(!memory::has_plenty(arena))", without: "(arena.promised() == usize::MAX)",
-        package: TCP, executable: "--lib", test: "short_memory_limits_grants",
+        code: "memory::is_scarce(arena).then(||", without: "(arena.promised() == usize::MAX).then(||",
+        package: TCP, executable: "--lib", test: "scarce_memory_limits_grants",
     },
     Guard {
         name: "timeouts in need",
         file: "crates/offcore-flow/src/host/apps/http/timeouts.rs",
-        code: "if !is_scarce {", without: "if !is_scarce || self.all > 0 {",
+        code: "is_scarce.then(||", without: "(is_scarce && now == 0).then(||",
         package: FLOW, executable: "apps", test: "half_requests_leave_memory",
     },
     // ---- devices ----

@@ -1,7 +1,7 @@
 //! Send buffers: how much an application may write before its peer acknowledges.
 //!
 //! A buffer's size is a limit, not an allocation: an idle session has a small block at most. The stack grants more blocks when the
-//! application has filled half of its blocks, or requests more. While memory is short, it grants only what the network takes soon.
+//! application has filled half of its blocks, or requests more. While memory is scarce, it grants only what the network takes soon.
 
 use offcore_session::{Arena, Asked, Fifo, Tx};
 
@@ -19,7 +19,7 @@ pub(super) struct Ahead {
     pub most: u64,
     /// The position up to which the application may write, whatever the buffer.
     pub limit: Option<u64>,
-    /// The position up to which the last grant was limited because memory was short.
+    /// The position up to which the last grant was limited because memory was scarce.
     thrift: Option<u64>,
     /// The size in the application's slot, and its last handled request.
     told: u64,
@@ -28,7 +28,7 @@ pub(super) struct Ahead {
 
 impl Ahead {
     /// Grants blocks up to the largest need so far, or up to twice that if half of it is filled. `buffer` computes the size of the
-    /// buffer, if the need grows; `thrift` the number of unacknowledged bytes that get blocks while memory is short. `false`: the
+    /// buffer, if the need grows; `thrift` the number of unacknowledged bytes that get blocks while memory is scarce. `false`: the
     /// arena lacks blocks.
     #[inline]
     pub(super) fn grant(
@@ -87,7 +87,7 @@ impl Ahead {
 
     fn add_blocks(&mut self, tx: &mut Fifo<Tx>, arena: &mut Arena, thrift: impl FnOnce() -> u64) -> bool {
         self.thrift =
-            (!memory::has_plenty(arena)).then(|| tx.released().saturating_add(thrift().max(FIRST_GRANT)));
+            memory::is_scarce(arena).then(|| tx.released().saturating_add(thrift().max(FIRST_GRANT)));
         let upto = self.thrifty(self.wanted(tx));
         upto <= tx.end() || tx.grant(arena, upto)
     }
@@ -136,13 +136,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_memory_limits_grants() {
+    fn scarce_memory_limits_grants() {
         const WANTED: u64 = 200_000;
         let mut arena = Arena::new(4 << 20).unwrap();
         let mut tx = Fifo::new(arena.take_slot().unwrap());
         let mut ahead = Ahead { now: WANTED, most: WANTED, ..Ahead::default() };
         let mut taken = Vec::new();
-        while memory::has_plenty(&arena) {
+        while !memory::is_scarce(&arena) {
             taken.push(arena.take_large().unwrap());
         }
         assert!(ahead.grant(&mut tx, &mut arena, |_, _| WANTED, || 10_000));

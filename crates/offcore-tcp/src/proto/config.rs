@@ -48,7 +48,7 @@ pub struct Buffers {
 }
 
 /// Bytes that one write may add beyond [`Buffers::unsent`]: a write of up to 4096 bytes is never split.
-const ONE_WRITE: u64 = 4096;
+pub(super) const ONE_WRITE: u64 = 4096;
 
 impl Buffers {
     /// The send buffer, if it is set.
@@ -68,7 +68,7 @@ impl Buffers {
     }
 }
 
-/// Free bytes of a send buffer, and its size.
+/// Free bytes of a send buffer, 0 if they split a write of up to 4096 bytes, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     pub free: u64,

@@ -7,7 +7,7 @@ use offcore_session::{Arena, Fifo, Memory, Misuse, Place, Rx, Tx};
 use super::addr::{AppId, ConnId};
 use super::ahead::Ahead;
 use super::arenas::Arenas;
-use super::config::{Buffers, Config, Room};
+use super::config::{Buffers, Config, ONE_WRITE, Room};
 use super::memory;
 use super::packet::{Event, Out};
 use super::tcb::{State, Tcb};
@@ -185,7 +185,9 @@ impl Conn {
         let Self { tx, tcb, buffers, .. } = self;
         let (free, of) = (tx.end() - tx.edge(), tx.end() - tx.released());
         if buffers.unsent == 0 {
-            return Room { free, of };
+            // A write of up to 4096 bytes is never split: less room than that would have it try again and again.
+            let is_enough = free >= of.min(ONE_WRITE);
+            return Room { free: if is_enough { free } else { 0 }, of };
         }
         let unsent = tx.edge().saturating_sub(tcb.sender.next());
         let of = u64::from(buffers.unsent);

@@ -135,7 +135,7 @@ impl Stack {
         used(&self.arenas[app])
     }
 
-    /// Whether less than an eighth of the memory that an application may have is free. New connections would find none soon.
+    /// Whether at most an eighth of the memory that an application may have is free. New connections would find none soon.
     ///
     /// # Panics
     /// If the application is unknown.

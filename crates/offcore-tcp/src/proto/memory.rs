@@ -12,7 +12,7 @@ const RESERVE: usize = 64;
 const RESERVE_SHARE: usize = 8;
 /// What part of the memory has to be free for what may never be of use.
 const PLENTY: usize = 4;
-/// What part of the memory is left when connections that are not used should end.
+/// The share of the memory that is left when slow peers get less: 1/8.
 const SCARCE: usize = 8;
 
 /// Memory for the FIFOs of an application of another process, at most so many bytes.
@@ -46,10 +46,10 @@ pub(super) fn has_plenty(arena: &Arena) -> bool {
     unpromised(arena) * LARGE + (limit - len) >= limit / PLENTY && !is_low(arena)
 }
 
-/// Returns whether less than an eighth of the limit is free and not promised.
+/// Returns whether at most an eighth of the limit is free, and neither promised nor of the reserve.
 pub(super) fn is_scarce(arena: &Arena) -> bool {
     let (len, limit) = arena.len_and_limit();
-    unpromised(arena) * LARGE + (limit - len) < limit / SCARCE
+    arena.spare() * LARGE + (limit - len) <= limit / SCARCE
 }
 
 /// Returns whether less than an eighth of the mapped memory is free and not promised: some milliseconds' work, and the time to map

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use offcore_session::slot::CORKED;
 
+use super::ahead::FIRST_GRANT;
 use super::packet::Next;
 use super::recovery::{Ack, Acked, Algorithm, Recovery, TimerAction};
 use super::segment::position;
@@ -165,7 +166,9 @@ impl Sender {
 
     /// The number of bytes that the network takes within about two round trips.
     pub(crate) fn takes_soon(&self) -> u64 {
-        2 * self.edge.saturating_sub(self.una()).min(self.recovery.cwnd())
+        let now = self.edge.saturating_sub(self.una()).min(self.recovery.cwnd());
+        // A small block is enough for a small window.
+        if now <= FIRST_GRANT { now } else { 2 * now }
     }
 
     /// Whether data waits for a closed window, and the peer answers window probes.

@@ -193,11 +193,9 @@ fn idle_connections_leave_memory() {
     host.send(now, conn, &vec![7; 200_000]);
     now += SECOND;
     host.poll(now);
-    assert!(
-        host.sessions[&conn].sent > 100_000,
-        "{} of 200000 bytes can be written",
-        host.sessions[&conn].sent
-    );
+    // Twice the initial window: memory is scarce.
+    let sent = host.sessions[&conn].sent;
+    assert!(sent > 20_000, "{sent} of 200000 bytes can be written");
 }
 
 /// What a peer sends goes to his neighbour only.

@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn every_example_of_the_help_is_accepted() {
-        examples(EXAMPLES, 12).iter().for_each(|line| drop(parsed(line).unwrap()));
+        examples(EXAMPLES, 13).iter().for_each(|line| drop(parsed(line).unwrap()));
     }
 
     #[test]

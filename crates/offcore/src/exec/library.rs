@@ -85,8 +85,11 @@ fn directories(user: u32) -> impl Iterator<Item = PathBuf> {
         None => (name == 0).then(|| PathBuf::from(HOME)),
     };
     let temporary = std::env::temp_dir().join(format!("offcore-{name}"));
-    // Any user can take the name in a directory for all.
-    let own = std::env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".offcore"));
+    // Any user can take the name in a directory for all. In the home directory of another user, that user could replace the library.
+    let is_own = |home: &PathBuf| {
+        fs::metadata(home).is_ok_and(|found| found.uid() == user && found.mode() & 0o022 == 0)
+    };
+    let own = std::env::home_dir().filter(is_own).map(|home| home.join(".offcore"));
     first.into_iter().chain([temporary]).chain(own)
 }
 

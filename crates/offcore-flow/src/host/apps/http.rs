@@ -147,17 +147,17 @@ impl FileServer {
 
     /// Ends what has taken too long.
     fn sweep(&mut self, calls: &mut Calls<'_>) {
-        let is_scarce = calls.stack.is_memory_scarce(AppId::OWN);
+        self.sources.set_scarce(calls.now, calls.stack.is_memory_scarce(AppId::OWN));
         for _ in 0..SWEPT.min(self.sessions.len()) {
-            self.swept += 1;
-            if self.swept >= self.sessions.len() {
-                self.swept = 0;
-                self.sources.end_pass();
-            }
+            self.swept = (self.swept + 1) % self.sessions.len();
             let Some(session) = self.sessions[self.swept].as_deref_mut() else { continue };
-            let timeouts = self.sources.timeouts(session.source, is_scarce);
+            let timeouts = self.sources.timeouts(calls.now, session.source);
             let (conn, next) = (session.conn, session.expired(calls, timeouts));
             self.proceed(conn, next, calls);
+            if next == Next::Abort {
+                // It may have been the last one that had to end.
+                self.sources.set_scarce(calls.now, calls.stack.is_memory_scarce(AppId::OWN));
+            }
         }
     }
 }

@@ -19,9 +19,15 @@ impl Progress {
     }
 
     /// Whether the peer takes too little. To be asked now and then.
-    pub(super) fn is_stalled(&mut self, now: u64, acknowledged: u64, timeouts: &Timeouts) -> bool {
+    /// `unacknowledged` is the number of bytes that it has still to take.
+    pub(super) fn is_stalled(
+        &mut self,
+        now: u64,
+        (acknowledged, unacknowledged): (u64, u64),
+        timeouts: &Timeouts,
+    ) -> bool {
         let taken = acknowledged.saturating_sub(self.acknowledged);
-        let due = taken.saturating_mul(1_000_000 / timeouts.slowest);
+        let due = taken.saturating_mul(1_000_000) / timeouts.slowest(unacknowledged);
         self.late = (self.late + now.saturating_sub(self.looked)).saturating_sub(due);
         (self.acknowledged, self.looked) = (acknowledged, now);
         self.late >= timeouts.stalled
@@ -36,7 +42,7 @@ mod tests {
     fn given_up(bytes: u64, seconds: u64) -> Option<u64> {
         let mut progress = Progress::new(0, 0);
         (1..1000).find(|second| {
-            progress.is_stalled(second * 1_000_000, second / seconds * bytes, &Timeouts::USUAL)
+            progress.is_stalled(second * 1_000_000, (second / seconds * bytes, 1), &Timeouts::USUAL)
         })
     }
 

@@ -201,11 +201,11 @@ impl Session {
     pub(super) fn expired(&mut self, calls: &Calls<'_>, timeouts: &Timeouts) -> Next {
         let answers = matches!(self.phase, Phase::Answers { .. });
         if answers || self.writer.unacknowledged() > 0 {
-            let acknowledged = self.writer.acknowledged();
-            if self.writer.unacknowledged() == 0 {
+            let (acknowledged, left) = (self.writer.acknowledged(), self.writer.unacknowledged() as u64);
+            if left == 0 {
                 // The answer waits for this server, not for its peer.
                 self.progress = Progress::new(calls.now, acknowledged);
-            } else if self.progress.is_stalled(calls.now, acknowledged, timeouts) {
+            } else if self.progress.is_stalled(calls.now, (acknowledged, left), timeouts) {
                 return Next::Abort;
             }
             // The other times begin when the peer has the answer.
@@ -222,6 +222,8 @@ impl Session {
         };
         match self.phase {
             Phase::Lingers if self.is_over() => Next::Close,
+            // The request waits for this server.
+            Phase::Requests if self.queued && self.reader.available() > self.scanned => Next::Wait,
             _ if self.since + limit > calls.now => Next::Wait,
             // An answer and an orderly end would take memory, for as long as the peer likes.
             _ if timeouts.aborts => Next::Abort,

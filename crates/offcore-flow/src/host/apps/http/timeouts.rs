@@ -1,7 +1,8 @@
 //! Time limits of a connection. They depend on free memory and on the share of the connection's source.
 //!
 //! Slow peers hold memory: unread parts of requests, and answers that are not acknowledged. While memory is scarce the server ends
-//! the slowest connections early. If a source has an unfair share of the connections, only its connections are ended early.
+//! the slowest connections early, at first only those of sources with an unfair share of the connections. If memory stays scarce, it
+//! ends those of all sources.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -9,6 +10,10 @@ use std::net::{IpAddr, Ipv4Addr};
 /// Connections that a source may have without holding an unfair share, and the part of all that it may have: 1/8.
 const FEW: usize = 64;
 const FAIR: usize = 8;
+/// Microseconds in which only unfair sources lose connections.
+const SPARED: u64 = 2_000_000;
+/// Seconds in which a peer takes all that is written to it, while memory is scarce.
+const DRAIN: u64 = 10;
 
 /// Limits of a connection, in microseconds.
 #[derive(Debug)]
@@ -16,24 +21,28 @@ pub(super) struct Timeouts {
     /// Without progress of an answer.
     pub stalled: u64,
     /// Bytes per second that a peer takes on average, at least. Single bytes do not keep an answer alive.
-    pub slowest: u64,
+    slowest: u64,
     /// Without a request.
     pub idle: u64,
     /// From the first byte of a request to its last.
     pub request: u64,
-    /// Whether connections end without an answer.
+    /// Memory is scarce: connections end without an answer.
     pub aborts: bool,
 }
 
 impl Timeouts {
     pub(super) const USUAL: Self =
         Self { stalled: 30_000_000, slowest: 500, idle: 30_000_000, request: 10_000_000, aborts: false };
-    /// While memory is scarce.
     const SCARCE: Self =
-        Self { stalled: 3_000_000, slowest: 16_000, idle: 1_000_000, request: 2_000_000, aborts: true };
-    /// While memory is scarce, for a source with an unfair share.
+        Self { stalled: 3_000_000, slowest: 16_000, idle: 3_000_000, request: 3_000_000, aborts: true };
+    /// For a source with an unfair share.
     const UNFAIR: Self =
-        Self { stalled: 1_000_000, slowest: 16_000, idle: 250_000, request: 250_000, aborts: true };
+        Self { stalled: 1_000_000, slowest: 16_000, idle: 500_000, request: 500_000, aborts: true };
+
+    /// The least number of bytes per second for a peer that has not acknowledged `left` bytes.
+    pub(super) fn slowest(&self, left: u64) -> u64 {
+        if self.aborts { self.slowest.max(left / DRAIN) } else { self.slowest }
+    }
 }
 
 /// Hosts that share an address, or the first 64 bits of one.
@@ -60,9 +69,8 @@ impl From<IpAddr> for Source {
 pub(super) struct Sources {
     counts: HashMap<Source, usize>,
     all: usize,
-    /// Whether a source has an unfair share: in the last pass over all connections, and in this one so far.
-    unfair: bool,
-    met: bool,
+    /// Start of the present time of scarce memory.
+    scarce_since: Option<u64>,
 }
 
 impl Sources {
@@ -81,24 +89,22 @@ impl Sources {
         }
     }
 
-    /// The limits of a connection from `source`. Called for each connection in a pass.
-    pub(super) fn timeouts(&mut self, source: Source, is_scarce: bool) -> &'static Timeouts {
-        if !is_scarce {
-            return &Timeouts::USUAL;
-        }
-        let count = self.counts.get(&source).copied().unwrap_or_default();
-        let is_unfair = count > FEW.max(self.all / FAIR);
-        self.met |= is_unfair;
-        match (is_unfair, self.unfair) {
-            (true, _) => &Timeouts::UNFAIR,
-            (false, true) => &Timeouts::USUAL,
-            (false, false) => &Timeouts::SCARCE,
-        }
+    /// Notes whether memory is scarce.
+    pub(super) fn set_scarce(&mut self, now: u64, is_scarce: bool) {
+        self.scarce_since = is_scarce.then(|| self.scarce_since.unwrap_or(now));
     }
 
-    /// A pass over all connections has ended.
-    pub(super) fn end_pass(&mut self) {
-        self.unfair = std::mem::take(&mut self.met);
+    /// The limits of a connection from `source`.
+    pub(super) fn timeouts(&self, now: u64, source: Source) -> &'static Timeouts {
+        let Some(since) = self.scarce_since else { return &Timeouts::USUAL };
+        let count = self.counts.get(&source).copied().unwrap_or_default();
+        if count > FEW.max(self.all / FAIR) {
+            &Timeouts::UNFAIR
+        } else if now.saturating_sub(since) >= SPARED {
+            &Timeouts::SCARCE
+        } else {
+            &Timeouts::USUAL
+        }
     }
 }
 
@@ -111,19 +117,29 @@ mod tests {
     }
 
     #[test]
-    fn unfair_sources_wait_least() {
+    fn unfair_sources_end_first() {
         let mut sources = Sources::default();
         (0..100).for_each(|_| sources.add(source(1)));
         (0..10).for_each(|_| sources.add(source(2)));
-        assert_eq!(sources.timeouts(source(1), false).request, Timeouts::USUAL.request);
-        assert_eq!(sources.timeouts(source(1), true).request, Timeouts::UNFAIR.request);
-        sources.end_pass();
-        assert_eq!(sources.timeouts(source(2), true).request, Timeouts::USUAL.request);
-        // Without an unfair source all are slow alike.
-        (0..60).for_each(|_| sources.remove(source(1)));
-        sources.end_pass();
-        assert_eq!(sources.timeouts(source(1), true).request, Timeouts::SCARCE.request);
-        assert_eq!(sources.timeouts(source(2), true).request, Timeouts::SCARCE.request);
+        let requests =
+            |sources: &Sources, now| [1, 2].map(|last| sources.timeouts(now, source(last)).request);
+        let [usual, scarce, unfair] =
+            [Timeouts::USUAL, Timeouts::SCARCE, Timeouts::UNFAIR].map(|timeouts| timeouts.request);
+        assert_eq!(requests(&sources, 1), [usual, usual]);
+        sources.set_scarce(1, true);
+        assert_eq!(requests(&sources, 1), [unfair, usual]);
+        sources.set_scarce(2, true);
+        assert_eq!(requests(&sources, SPARED), [unfair, usual]);
+        assert_eq!(requests(&sources, SPARED + 1), [unfair, scarce]);
+        sources.set_scarce(SPARED + 2, false);
+        sources.set_scarce(SPARED + 3, true);
+        assert_eq!(requests(&sources, SPARED + 3), [unfair, usual]);
+    }
+
+    #[test]
+    fn large_answers_need_fast_peers() {
+        assert_eq!(Timeouts::USUAL.slowest(16 << 20), 500);
+        assert_eq!([Timeouts::SCARCE.slowest(1), Timeouts::SCARCE.slowest(16_000_000)], [16_000, 1_600_000]);
     }
 
     #[test]
