@@ -35,7 +35,7 @@ pub(crate) fn run(project: &Project, steps: &mut Steps) {
     }
 }
 
-/// Uses the `cargo` in PATH, because the one that runs this program has a fixed toolchain.
+/// Runs `cargo` of PATH, because the cargo that runs this program has a fixed toolchain.
 fn nightly(project: &Project) -> Command {
     let mut command = Command::new("cargo");
     command.arg("+nightly").current_dir(&project.root);

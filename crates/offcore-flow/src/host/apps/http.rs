@@ -155,7 +155,7 @@ impl FileServer {
             let (conn, next) = (session.conn, session.expired(calls, timeouts));
             self.proceed(conn, next, calls);
             if next == Next::Abort {
-                // It may have been the last one that had to end.
+                // The reset may have freed enough memory.
                 self.sources.set_scarce(calls.now, calls.stack.is_memory_scarce(AppId::OWN));
             }
         }

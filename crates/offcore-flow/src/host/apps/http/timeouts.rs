@@ -1,8 +1,7 @@
 //! Time limits of a connection. They depend on free memory and on the share of the connection's source.
 //!
-//! Slow peers hold memory: unread parts of requests, and answers that are not acknowledged. While memory is scarce the server ends
-//! the slowest connections early, at first only those of sources with an unfair share of the connections. If memory stays scarce, it
-//! ends those of all sources.
+//! Slow peers hold memory: unread parts of requests, and answers that are not acknowledged. While memory is scarce, slow connections
+//! end early. For the first two seconds only connections of sources with an unfair share end, then connections of all sources.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
