@@ -12,9 +12,9 @@ mod attack;
 mod honest;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -22,13 +22,12 @@ use super::http::server::{self, PORT, Server, Site};
 use super::veth::pair;
 use crate::BURST;
 use crate::peer::netns::{self, Netns};
-use crate::peer::process::{Process, TIMEOUT};
+use crate::peer::process::Process;
 use crate::peer::tempdir::TempDir;
 use crate::report::progress::Progress;
 use crate::report::row::Row;
 use crate::report::sample::Spread;
-pub use attack::Attack;
-use attack::Running;
+use attack::{Attack, Running};
 use honest::{Client, Window};
 
 /// The unit of the rows.
@@ -115,22 +114,12 @@ impl Stack {
         if attack.is_of_peers() {
             return Ok(Self { process, socket, _nginx: None });
         }
-        wait(&mut process, &socket)?;
+        server::wait_for_socket(&mut process, &socket)?;
         let mut nginx = site.command(near, &options.binary);
         nginx.args(["exec", "--stack"]).arg(&socket).arg("--");
         let nginx = Server::start(site, (nginx, "ours"), ADDRESS, None)?;
         Ok(Self { process, socket, _nginx: Some(nginx) })
     }
-}
-
-fn wait(process: &mut Process, socket: &Path) -> Result<()> {
-    let since = Instant::now();
-    while !socket.exists() {
-        let ended = process.exit_status(Duration::ZERO).is_some() || since.elapsed() > TIMEOUT;
-        ensure!(!ended, "the stack does not serve\n{}", process.tail());
-        thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
 }
 
 fn measure(attack: Attack, options: &NeighbourOptions, progress: &Progress) -> Result<Row> {
@@ -180,6 +169,7 @@ fn row(attack: Attack, [alone, beside, after]: &[Vec<Window>; 3]) -> Row {
     let kept: Vec<f64> = rates(beside).iter().map(|rate| rate / mean(alone)).collect();
     let kept = Spread::of(&kept);
     let (first, second) = alone.split_at(alone.len() / 2);
+    let answers = [alone, beside, after].into_iter().flatten().map(Window::answers).sum();
     Row {
         bench: "tcp",
         case: "neighbour".into(),
@@ -206,8 +196,8 @@ fn row(attack: Attack, [alone, beside, after]: &[Vec<Window>; 3]) -> Row {
         mpps: mean(beside) / 1e6,
         p99_ns: honest::percentile(beside, 0.99),
         peer_p99_ns: honest::percentile(alone, 0.99),
-        received: [alone, beside, after].into_iter().flatten().map(Window::answers).sum(),
-        verified: [alone, beside, after].into_iter().flatten().map(Window::answers).sum(),
+        received: answers,
+        verified: answers,
         lost: beside.iter().map(|window| window.failed).sum(),
         ..Row::default()
     }

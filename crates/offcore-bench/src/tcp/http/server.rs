@@ -109,6 +109,17 @@ fn site(dir: &str) -> String {
     )
 }
 
+/// Waits until a stack serves at `socket`.
+pub(in crate::tcp) fn wait_for_socket(stack: &mut Process, socket: &Path) -> Result<()> {
+    let since = Instant::now();
+    while !socket.exists() {
+        let ended = stack.exit_status(Duration::ZERO).is_some() || since.elapsed() > TIMEOUT;
+        ensure!(!ended, "the stack does not serve\n{}", stack.tail());
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
 /// A missing file of this machine, if any.
 pub(in crate::tcp) fn missing() -> Option<String> {
     (!Path::new(CONF).exists()).then(|| format!("{CONF} is missing"))
@@ -145,12 +156,7 @@ impl Server {
         stack.args(["tcp", "--lcores", &site.lcore.to_string(), "--stats-interval", "0", "--idle", "sleep"]);
         stack.args(["--port", &format!("af_packet:{interface},addr=10.77.0.2/24"), "--serve", &socket]);
         let mut stack = Process::spawn("offcore tcp", stack)?;
-        let since = Instant::now();
-        while !Path::new(&socket).exists() {
-            let ended = stack.exit_status(Duration::ZERO).is_some() || since.elapsed() > TIMEOUT;
-            ensure!(!ended, "the stack does not serve\n{}", stack.tail());
-            thread::sleep(Duration::from_millis(10));
-        }
+        wait_for_socket(&mut stack, Path::new(&socket))?;
         let mut nginx = site.command(netns, binary);
         nginx.args(["exec", "--stack", &socket, "--"]);
         Self::start(site, (nginx, "ours"), "10.77.0.2", Some(stack))

@@ -30,7 +30,7 @@ const CONNECTIONS: usize = 14_000;
 
 named! {
     /// What attackers do.
-    pub enum Attack {
+    pub(super) enum Attack {
         /// Peers request a large file, and read nothing of it.
         ZeroWindows = "zero-windows",
         /// Peers send a part of a request.
