@@ -64,7 +64,7 @@ fn the_kernels_connections_come_through_the_same_queue() {
 }
 
 #[test]
-fn who_shares_a_listener_goes_on_when_its_session_ends() {
+fn shared_listeners_outlive_a_session() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);
     let kernel = TcpListener::bind("127.0.0.1:0").unwrap();

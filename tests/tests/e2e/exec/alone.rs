@@ -197,7 +197,7 @@ while True:
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 ";
 
-/// What takes a second on its terminal's Ctrl-C.
+/// A program that needs a second to end on Ctrl-C.
 const SAVES: &str = r"
 import time
 try:
@@ -209,7 +209,7 @@ except KeyboardInterrupt:
 ";
 
 #[test]
-fn ctrl_c_ends_the_program_as_it_wants_to_and_what_it_has_left() {
+fn ctrl_c_ends_the_program_and_its_children() {
     let Some(()) = require(&[&NEEDS[..], &[Need::Python]].concat()) else { return };
     let _core = one_core();
     let (netns, dir) = (Netns::new().unwrap(), TempDir::new().unwrap());
@@ -221,9 +221,13 @@ fn ctrl_c_ends_the_program_as_it_wants_to_and_what_it_has_left() {
     let mut program = start_behind(&netns, &["python3", terminal], &format!("exec python3 {saves}"));
     assert_eq!(program.wait_for_exit(TIMEOUT).unwrap().code(), Some(0), "{}", program.tail());
     assert!(program.stdout_from(0).contains("saved"), "{}", program.tail());
-    // It is in no group that the terminal knows.
-    let leaves = "(setsid sleep 600 </dev/null >/dev/null 2>&1 &); sleep 0.5; echo ready";
-    let mut program = start_behind(&netns, &["python3", terminal], leaves);
+    // The file exists once the process has left the terminal's group.
+    let left = dir.file("left").display().to_string();
+    let leaves = format!(
+        "(setsid sh -c 'echo >{left}; exec sleep 600' </dev/null >/dev/null 2>&1 &)
+        while ! test -e {left}; do sleep 0.1; done; echo ready"
+    );
+    let mut program = start_behind(&netns, &["python3", terminal], &leaves);
     let left = |program: &Process| {
         let said = program.stdout_from(0);
         let (_, behind) = said.split_once("left process ")?;

@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SendError, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::{Builder, JoinHandle};
@@ -32,7 +32,7 @@ const AT_ONCE: usize = 16;
 const LISTENERS: usize = 256;
 /// What the thread has of a stack, in bytes.
 const STACK: usize = 64 << 10;
-/// How long a thread may go on accepting from what has ended, in microseconds.
+/// How long a call of `accept` may wait for a listener that has ended, in microseconds.
 const WAIT: u64 = 1_000_000;
 /// Events that are taken at once.
 const EVENTS: usize = 16;
@@ -99,7 +99,18 @@ struct Shared {
     poke: OwnedFd,
     /// Tells the worker that something has come.
     told: OwnedFd,
+    /// The [`Name`] of the listener that the thread accepts from, or [`POKED`].
+    accepting: AtomicU64,
     ends: AtomicBool,
+}
+
+/// A listener that has ended, which the thread has not closed yet.
+#[derive(Debug)]
+struct Leaving {
+    listener: Weak<OwnedFd>,
+    name: Name,
+    /// When it ended, or was last shut down, in microseconds.
+    since: u64,
 }
 
 /// The thread of an application.
@@ -112,8 +123,8 @@ pub(super) struct Acceptor {
     changes: Sender<Change>,
     /// Those that are not closed.
     listeners: Vec<Weak<OwnedFd>>,
-    /// Those of them that have ended, and when that was.
-    leaving: Vec<(Weak<OwnedFd>, u64)>,
+    /// Listeners that have ended but are not closed yet.
+    leaving: Vec<Leaving>,
     thread: JoinHandle<()>,
 }
 
@@ -125,7 +136,13 @@ impl Acceptor {
         let (poke, told) = (eventfd(0, flags)?, eventfd(0, flags)?);
         let edges = EventFlags::IN | EventFlags::ET;
         epoll::add(&epoll, &poke, epoll::EventData::new_u64(POKED), edges)?;
-        let shared = Arc::new(Shared { epoll, poke, told, ends: AtomicBool::new(false) });
+        let shared = Arc::new(Shared {
+            epoll,
+            poke,
+            told,
+            accepting: AtomicU64::new(POKED),
+            ends: AtomicBool::new(false),
+        });
         let (come_to, come) = channel();
         let (changes, changes_from) = channel();
         let theirs = Arc::clone(&shared);
@@ -165,7 +182,8 @@ impl Acceptor {
 
     /// Ends a listener.
     pub(super) fn remove(&mut self, kernel: Kernel, now: u64, errands: &mut Errands) {
-        self.leaving.push((Arc::downgrade(&kernel.listener), now));
+        let listener = Arc::downgrade(&kernel.listener);
+        self.leaving.push(Leaving { listener, name: kernel.name, since: now });
         let pending = errands.pending(self.user);
         self.tell(Change::Gone(kernel, pending), errands);
     }
@@ -182,10 +200,13 @@ impl Acceptor {
         !self.leaving.is_empty()
     }
 
-    /// Has the thread accept no longer from what has ended a while ago.
+    /// Ends a call of `accept` that waits for a listener that ended a while ago.
+    ///
+    /// Only such a call is ended: other processes may share the listener, and it is shut down for all of them.
     pub(super) fn hurry(&mut self, now: u64, errands: &mut Errands) {
-        self.leaving.retain_mut(|(listener, since)| {
-            if now >= *since + WAIT && !errands.are_full(self.user) {
+        self.leaving.retain_mut(|Leaving { listener, name, since }| {
+            let waits = now >= *since + WAIT && self.shared.accepting.load(Ordering::Relaxed) == name.word();
+            if waits && !errands.are_full(self.user) {
                 *since = now;
                 let listener = Weak::clone(listener);
                 errands.run(self.user, move || {
@@ -231,7 +252,9 @@ impl Shared {
             for word in words.into_iter().filter(|word| *word != POKED) {
                 let name = Name::of(word);
                 let Some(listener) = listeners.get(&name) else { continue };
+                self.accepting.store(name.word(), Ordering::Relaxed);
                 let taken = take(listener.as_fd(), name, come);
+                self.accepting.store(POKED, Ordering::Relaxed);
                 if taken.and_then(|()| self.tell(name, Come::Done, come)).is_err() {
                     return;
                 }
