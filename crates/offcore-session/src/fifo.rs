@@ -90,7 +90,7 @@ pub struct Fifo<D> {
     /// `Some` exactly when there is a `p0`.
     table: Option<Box<Table>>,
     small: Option<Block>,
-    /// Copies in flight to or from the small block.
+    /// Bytes of copies in flight to or from the small block.
     holds: u32,
     slot: Place,
     /// The session is over: the slot may be another's.
@@ -202,21 +202,21 @@ impl<D: Direction> Fifo<D> {
         debug_assert!(self.has(position, len));
         for run in Runs::new(position, len, self.p0) {
             match (run.entry, &mut self.table) {
-                (None, _) => self.holds += 1,
-                (Some(at), Some(table)) => table.hold(at),
+                (None, _) => self.holds += run.len as u32,
+                (Some(at), Some(table)) => table.hold(at, run.len as u32),
                 (Some(_), None) => debug_assert!(false, "a position from p0 on, and no table"),
             }
         }
     }
 
-    /// The copy is over: the same range as in [`Fifo::hold`].
+    /// Copies are over: a range of [`Fifo::hold`], or several that follow each other. Bytes are counted, not copies.
     #[inline]
     pub fn unhold(&mut self, arena: &mut Arena, position: u64, len: usize) {
         for run in Runs::new(position, len, self.p0) {
             match (run.entry, &mut self.table) {
-                (None, _) => self.holds -= 1,
+                (None, _) => self.holds -= run.len as u32,
                 (Some(at), Some(table)) => {
-                    if let Some(block) = table.unhold(at) {
+                    if let Some(block) = table.unhold(at, run.len as u32) {
                         self.free(arena, at, block);
                     }
                 }

@@ -3,11 +3,12 @@
 use crate::layout::{TABLE, entry};
 use crate::place::{Block, Place};
 
-/// One entry: a block, and how many copies to or from it are in flight.
+/// One entry: a block, and the bytes of copies to or from it that are in flight.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     block: Option<Block>,
-    /// Copies in flight; the top bit says that the block has been released and is freed with the last of them.
+    /// Bytes of copies in flight, some of them more than once; the top bit says that the block has been released and is freed
+    /// with the last copy.
     holds: u32,
 }
 
@@ -22,7 +23,7 @@ pub(crate) struct Table {
     pub(crate) blocks: u32,
     /// The number of blocks that are released and held.
     dying: u32,
-    /// Copies in flight, over all blocks.
+    /// Bytes of copies in flight, over all blocks.
     pub(crate) held: u32,
     entries: [Entry; TABLE],
 }
@@ -62,21 +63,21 @@ impl Table {
         self.blocks += 1;
     }
 
-    /// Counts a copy in flight to or from the block of entry `at`.
+    /// Counts `bytes` that are copied to or from the block of entry `at`.
     #[inline(always)]
-    pub(crate) fn hold(&mut self, at: usize) {
+    pub(crate) fn hold(&mut self, at: usize, bytes: u32) {
         debug_assert!(self.entries[at].block.is_some());
-        self.entries[at].holds += 1;
-        self.held += 1;
+        self.entries[at].holds += bytes;
+        self.held += bytes;
     }
 
-    /// A copy is over. Returns the block when it has been released meanwhile: it is to be freed.
+    /// The copies of `bytes` are over. Returns the block when it has been released meanwhile: it is to be freed.
     #[inline(always)]
-    pub(crate) fn unhold(&mut self, at: usize) -> Option<Block> {
+    pub(crate) fn unhold(&mut self, at: usize, bytes: u32) -> Option<Block> {
         let entry = &mut self.entries[at];
-        debug_assert!(entry.holds & !DYING > 0, "entry {at} is not held");
-        entry.holds -= 1;
-        self.held -= 1;
+        debug_assert!(entry.holds & !DYING >= bytes, "entry {at} is not held");
+        entry.holds -= bytes;
+        self.held -= bytes;
         if entry.holds != DYING {
             return None;
         }

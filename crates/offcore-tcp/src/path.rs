@@ -34,7 +34,7 @@ pub use links::PathStats;
 pub use queue::SendQueue;
 
 use crate::proto::{
-    Event, HEAD, Out, Owner, Place, Plan, RxChecksum, RxSeg, Sealed, Stack, Verdict, sum_end,
+    Event, HEAD, Out, Owner, Place, Placed, Plan, RxChecksum, RxSeg, Sealed, Stack, Verdict, sum_end,
 };
 
 /// Packets in flight in each of the copy queues, at most, and what part of the pool they may hold: one buffer in this many.
@@ -66,13 +66,14 @@ struct Sending {
     plan: Plan,
 }
 
-impl Placing {
-    /// The payload is in the FIFO.
-    #[inline]
-    fn finish(self, stack: &mut Stack, out: &mut Out, cache: &mut PoolCache) {
-        let Place { conn, pos, len, commit_to, .. } = self.place;
-        stack.placed(conn, pos, len, commit_to, out);
-        cache.free(self.packet);
+/// Adds a completed copy to `done`. If it does not follow, the stack is told of those before it.
+#[inline(always)]
+fn report(done: &mut Option<Placed>, place: &Place, stack: &mut Stack, out: &mut Out) {
+    if done.as_mut().is_some_and(|done| done.join(place)) {
+        return;
+    }
+    if let Some(done) = done.replace(Placed::from(place)) {
+        stack.placed(done, out);
     }
 }
 
@@ -214,10 +215,7 @@ impl Path {
         };
         let link = self.links.get(iface);
         link.checksums = checksum;
-        if link.longest != longest {
-            link.longest = longest;
-            self.stack.set_segment_offload(iface, longest as u32);
-        }
+        link.longest = self.stack.set_segment_offload(iface, longest as u32) as usize;
     }
 
     /// Whether packets may be given to [`receive`](Self::receive): not while copies of earlier ones wait for room, or hold
@@ -375,13 +373,14 @@ impl Path {
         let Context { mover, cache, .. } = ctx;
         let key = |placing: &Option<Placing>| placing.as_ref().map(|placing| placing.place.conn.order());
         // What a holder has is looked at where it is: a copy of it would wait for its own stores, with every packet.
+        let mut done = None;
         rx.take_by_key(mover, key, |holder| {
             let Some(Placing { packet, place }) = holder else { return };
             *held -= buffers(packet, pool);
-            let Place { conn, pos, len, commit_to, .. } = *place;
-            stack.placed(conn, pos, len, commit_to, out);
+            report(&mut done, place, stack, out);
             cache.free_all(holder.take().map(|placing| placing.packet));
         });
+        done.into_iter().for_each(|done| stack.placed(done, out));
         let key = |sending: &Option<Sending>| sending.as_ref().map(|sending| sending.plan.conn.order());
         tx.take_by_key(mover, key, |holder| {
             let Some(Sending { packet, plan }) = holder else { return };
@@ -436,10 +435,13 @@ impl Path {
     fn submit_places(&mut self, ctx: &mut Context<'_>) {
         let Self { stack, out, rx, to_place, placed, .. } = self;
         submit(rx, stack, to_place, ctx, placed);
-        for placing in placed.drain(..) {
-            self.placing -= buffers(&placing.packet, self.pool);
-            placing.finish(stack, out, ctx.cache);
+        let mut done = None;
+        for Placing { packet, place } in placed.drain(..) {
+            self.placing -= buffers(&packet, self.pool);
+            report(&mut done, &place, stack, out);
+            ctx.cache.free(packet);
         }
+        done.into_iter().for_each(|done| stack.placed(done, out));
     }
 
     fn submit_fills(&mut self, ctx: &mut Context<'_>, now: u64) {

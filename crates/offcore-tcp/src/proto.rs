@@ -90,8 +90,8 @@ pub use options::ConnOptions;
 #[cfg(test)]
 pub(crate) use packet::Next;
 pub use packet::{
-    Cause, Control, DropReason, Drops, Event, HEAD, Message, Out, Place, Plan, RxChecksum, RxSeg, Sealed,
-    SealedDatagram, Verdict,
+    Cause, Control, DropReason, Drops, Event, HEAD, Message, Out, Place, Placed, Plan, RxChecksum, RxSeg,
+    Sealed, SealedDatagram, Verdict,
 };
 pub use recovery::{Algorithm, State as RecoveryState, Stats as RecoveryStats};
 pub use sockets::Reuse;

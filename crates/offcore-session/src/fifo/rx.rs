@@ -19,6 +19,7 @@ impl Fifo<Rx> {
     }
 
     /// As [`Fifo::cover`], with the arena's reserve: for the segment at the committed edge, which is always taken.
+    #[inline]
     pub fn cover_reserved(&mut self, arena: &mut Arena, position: u64, len: usize) -> bool {
         self.make(arena, position, len, Share::Reserved)
     }
@@ -139,6 +140,30 @@ mod tests {
             arena.slot(slot).reset();
             reader = Reader::new(std::sync::Arc::clone(arena.memory()), slot).unwrap();
         }
+    }
+
+    #[test]
+    fn joined_copies_release_their_blocks() {
+        let mut arena = Arena::new(4 << 20).unwrap();
+        let slot = arena.take_slot().unwrap();
+        let before = arena.free();
+        let mut reader = Reader::new(std::sync::Arc::clone(arena.memory()), slot).unwrap();
+        let mut fifo = Fifo::<Rx>::new(slot);
+        // A small block first, and the second and third copy share a large one.
+        let copies = [0..3000, 3000..4096, 4096..70_000, 70_000..150_000];
+        for copy in &copies {
+            let len = (copy.end - copy.start) as usize;
+            assert!(fifo.cover(&mut arena, copy.start, len));
+            fifo.hold(copy.start, len);
+        }
+        fifo.commit(&arena, 150_000);
+        reader.consume(150_000);
+        assert_eq!(fifo.consumed(&mut arena), Ok(150_000));
+        fifo.unhold(&mut arena, 0, 70_000);
+        assert!(!fifo.shrink(&mut arena), "the last copy is in flight");
+        fifo.unhold(&mut arena, 70_000, 80_000);
+        assert!(fifo.shrink(&mut arena));
+        assert_eq!(arena.free(), before);
     }
 
     #[test]

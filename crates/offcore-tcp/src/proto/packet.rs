@@ -61,6 +61,39 @@ pub struct Place {
     pub commit_to: u64,
 }
 
+/// Completed copies of one connection whose bytes follow each other: [`Stack::placed`](super::Stack::placed) takes all of them
+/// at once.
+#[derive(Debug, Clone, Copy)]
+pub struct Placed {
+    pub(crate) conn: ConnId,
+    pub(crate) pos: u64,
+    /// Their bytes. They are in one FIFO, so less than 4 GiB.
+    pub(crate) len: u32,
+    pub(crate) copies: u32,
+    pub(crate) commit_to: u64,
+}
+
+impl From<&Place> for Placed {
+    fn from(place: &Place) -> Self {
+        let Place { conn, pos, len, commit_to, .. } = *place;
+        Self { conn, pos, len, copies: 1, commit_to }
+    }
+}
+
+impl Placed {
+    /// Adds a copy. Returns whether it is of the same connection and its bytes are the next ones.
+    #[inline(always)]
+    pub fn join(&mut self, place: &Place) -> bool {
+        let follows = place.pos == self.pos + u64::from(self.len) && place.conn == self.conn;
+        if follows {
+            self.len += place.len;
+            self.copies += 1;
+            self.commit_to = self.commit_to.max(place.commit_to);
+        }
+        follows
+    }
+}
+
 /// What is to be sent next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Next {
@@ -348,5 +381,23 @@ impl Drops {
     /// Names and counts of all reasons.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         DropReason::NAMES.iter().copied().zip(self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_following_copies_are_joined() {
+        let conn = |index| ConnId { index, generation: 1 };
+        let place = |index, pos, commit_to| Place { conn: conn(index), pos, skip: 0, len: 10, commit_to };
+        let mut placed = Placed::from(&place(1, 100, 110));
+        assert!(placed.join(&place(1, 110, 90)), "a gap was filled before");
+        for other in [place(2, 120, 130), place(1, 110, 130), place(1, 121, 131)] {
+            assert!(!placed.join(&other), "{other:?}");
+        }
+        let Placed { pos, len, copies, commit_to, .. } = placed;
+        assert_eq!((pos, len, copies, commit_to), (100, 20, 2, 110));
     }
 }

@@ -22,7 +22,7 @@ use super::ip::{self, Frame, IpHeaders};
 use super::isn::Origins;
 use super::listeners::Listeners;
 use super::net::Net;
-use super::packet::{DropReason, Drops, Event, Next, Out, Place, Plan, RxChecksum, RxSeg, Verdict};
+use super::packet::{DropReason, Drops, Event, Next, Out, Place, Placed, Plan, RxChecksum, RxSeg, Verdict};
 use super::ports::Ports;
 use super::receive::AckNeed;
 use super::run::Run;
@@ -124,14 +124,15 @@ impl Stack {
         self.net.add(now, config, out)
     }
 
-    /// From now on the port of interface `iface` cuts up to `longest` bytes of payload into segments itself; 0 when it does
-    /// not.
-    pub fn set_segment_offload(&mut self, iface: u8, longest: u32) {
-        if let Some(iface) = self.net.ifaces.get_mut(usize::from(iface))
-            && self.config.largest_segment == u16::MAX
-        {
+    /// Allows the stack to send up to `longest` bytes of payload as one packet, which the port of interface `iface` cuts into
+    /// segments; 0 if the port does not segment. Returns the length that the stack uses: 0 with
+    /// [`Config::largest_segment`].
+    pub fn set_segment_offload(&mut self, iface: u8, longest: u32) -> u32 {
+        let longest = if self.config.largest_segment == u16::MAX { longest } else { 0 };
+        if let Some(iface) = self.net.ifaces.get_mut(usize::from(iface)) {
             iface.segment_offload = longest;
         }
+        longest
     }
 
     /// The port of interface `iface` has a full queue, or accepts packets again. While it is held, its connections neither send nor
@@ -462,13 +463,11 @@ impl Stack {
         self.net.ifaces.iter().any(|iface| !iface.ready.is_empty()) || self.udp.has_ready()
     }
 
-    /// The copies of a [`Place`](super::packet::Place) are done, and those of all before it of its connection.
-    #[inline]
-    pub fn placed(&mut self, conn: ConnId, pos: u64, len: u32, commit_to: u64, out: &mut Out) {
-        let Some(this) = self.conns.get_mut(conn) else {
-            return self.datagram_placed(conn, pos, len, commit_to, out);
-        };
-        this.tcb.placing -= 1;
+    /// These copies are done, and so are all earlier ones of the connection.
+    pub fn placed(&mut self, placed: Placed, out: &mut Out) {
+        let Placed { conn, pos, len, copies, commit_to } = placed;
+        let Some(this) = self.conns.get_mut(conn) else { return self.datagrams_placed(placed, out) };
+        this.tcb.placing -= copies;
         let arena = &mut self.arenas[this.app];
         this.rx.unhold(arena, pos, len as usize);
         if commit_to > this.tcb.committed {

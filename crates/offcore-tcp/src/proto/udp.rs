@@ -17,7 +17,7 @@ use super::ip::{self, Envelope, IpHeaders};
 use super::joined::Joined;
 use super::one_peer::sends_from;
 use super::packet::{
-    Cause, DropReason, Event, HEAD, Out, Place, Plan, RxChecksum, RxSeg, SealedDatagram, Verdict,
+    Cause, DropReason, Event, HEAD, Out, Place, Placed, Plan, RxChecksum, RxSeg, SealedDatagram, Verdict,
 };
 use super::sockets::{Errors, Outgoing, Record, Reuse, Route, Socket};
 use super::stack::Stack;
@@ -248,11 +248,12 @@ impl Stack {
         Ok(Verdict::Place)
     }
 
-    /// The copy of a datagram, and of all before it, is done.
+    /// These copies of datagrams are done, and so are all earlier ones of the socket.
     #[cold]
-    pub(super) fn datagram_placed(&mut self, id: ConnId, pos: u64, len: u32, end: u64, out: &mut Out) {
+    pub(super) fn datagrams_placed(&mut self, placed: Placed, out: &mut Out) {
+        let Placed { conn: id, pos, len, copies, commit_to: end } = placed;
         let Some(socket) = self.udp.get_mut(id) else { return };
-        socket.placing -= 1;
+        socket.placing -= copies;
         socket.rx.unhold(&mut self.arenas[socket.app], pos, len as usize);
         let upto = if socket.placing == 0 { socket.next } else { end };
         self.commit_datagrams(id, upto, out);

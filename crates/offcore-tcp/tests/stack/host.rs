@@ -6,8 +6,8 @@ use std::sync::Arc;
 use offcore_session::{Reader, Writer};
 use offcore_stats::SplitMix;
 use offcore_tcp::proto::{
-    AppId, Cause, Config, ConnId, ConnOptions, Event, HEAD, IfaceConfig, Out, Place, Plan, Prefix, Route,
-    RxChecksum, RxSeg, Sealed, Stack, Verdict, sum_end,
+    AppId, Cause, Config, ConnId, ConnOptions, Event, HEAD, IfaceConfig, Out, Place, Placed, Plan, Prefix,
+    Route, RxChecksum, RxSeg, Sealed, Stack, Verdict, sum_end,
 };
 use offcore_wire::gso::Segmenter;
 use offcore_wire::virtio_net::{NetHeader, VIRTIO_NET_HDR_GSO_TCPV4, VIRTIO_NET_HDR_GSO_TCPV6};
@@ -237,7 +237,7 @@ impl Host {
         for (wait, _) in &mut self.copying {
             *wait = wait.saturating_sub(1);
         }
-        let mut blocked = Vec::new();
+        let (mut blocked, mut done) = (Vec::new(), None);
         let mut index = 0;
         while index < self.copying.len() {
             let (wait, copying) = &self.copying[index];
@@ -248,8 +248,9 @@ impl Host {
                 continue;
             }
             let (_, copying) = self.copying.remove(index);
-            self.finish(now, copying);
+            self.finish(now, copying, &mut done);
         }
+        self.report(&mut done);
         self.take_events(now);
     }
 
@@ -278,20 +279,34 @@ impl Host {
                 self.copy(place, bytes);
             }
         }
+        let mut done = None;
         for (_, copying) in copying {
-            self.finish(now, copying);
+            self.finish(now, copying, &mut done);
+        }
+        self.report(&mut done);
+    }
+
+    /// Tells the stack of completed copies to an rx_fifo.
+    fn report(&mut self, done: &mut Option<Placed>) {
+        if let Some(done) = done.take() {
+            self.stack.placed(done, &mut self.out);
         }
     }
 
-    fn finish(&mut self, now: u64, copying: Copying) {
+    /// Completes a copy. Those to an rx_fifo that follow each other are collected in `done`.
+    fn finish(&mut self, now: u64, copying: Copying, done: &mut Option<Placed>) {
         match copying {
             Copying::Place(place, bytes) => {
                 if !self.without_copies {
                     self.copy(&place, &bytes);
                 }
-                self.stack.placed(place.conn, place.pos, place.len, place.commit_to, &mut self.out);
+                if !done.as_mut().is_some_and(|done| done.join(&place)) {
+                    self.report(done);
+                    *done = Some(Placed::from(&place));
+                }
             }
             Copying::Plan(plan, bytes) => {
+                self.report(done);
                 let mut headers = [0; HEAD];
                 let sealed = self.stack.seal(now, &plan, Some(Sum::of(&bytes)), &mut headers, &mut self.out);
                 if let Sealed::Send { headers: len, segment, .. } = sealed {

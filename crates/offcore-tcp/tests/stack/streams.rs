@@ -90,10 +90,18 @@ fn slow_copies() {
     }
 }
 
+#[test]
+fn forced_segment_size_disables_offload() {
+    let mut world = World::new(1, 1500, Config { largest_segment: 1000, ..Config::default() });
+    assert_eq!(world.hosts[0].stack.set_segment_offload(0, 65_000), 0);
+}
+
 /// A world whose ports cut up to `longest` bytes into segments.
 fn cutting(seed: u64, mtu: u16, longest: u32) -> World {
     let mut world = World::new(seed, mtu, Config::default());
-    world.hosts.iter_mut().for_each(|host| host.stack.set_segment_offload(0, longest));
+    for host in &mut world.hosts {
+        assert_eq!(host.stack.set_segment_offload(0, longest), longest);
+    }
     world
 }
 
