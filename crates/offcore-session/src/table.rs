@@ -71,7 +71,7 @@ impl Table {
         self.held += bytes;
     }
 
-    /// The copies of `bytes` are over. Returns the block when it has been released meanwhile: it is to be freed.
+    /// Ends the copies of `bytes`. Returns a block that was released meanwhile, which the caller frees.
     #[inline(always)]
     pub(crate) fn unhold(&mut self, at: usize, bytes: u32) -> Option<Block> {
         let entry = &mut self.entries[at];

@@ -1,7 +1,8 @@
-//! What a device may write: scripts made up here, and those kept in `fuzz/corpus`.
+//! Tests a hostile device and configuration files of any content by random scripts and by those in `fuzz/corpus`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod completions;
+mod configuration;
 #[path = "../../src/driver/fixture.rs"]
 #[allow(dead_code, reason = "the driver's own tests use the rest")]
 mod fixture;
@@ -28,4 +29,14 @@ fn any_completion_is_accounted_for() {
     replay::corpus("completions").iter().for_each(|script| play(script));
     // Otherwise the scripts are too wild to get anywhere.
     assert!(sum.done.min(sum.failed).min(sum.taken_out).min(sum.batches).min(sum.resumed) > 100, "{sum:?}");
+}
+
+#[test]
+fn any_configuration_is_parsed_or_refused() {
+    let mut sum = configuration::Outcome::default();
+    replay::play_any(1000, 60, |script| sum = sum.and(configuration::play(script)));
+    let files = replay::corpus("configuration").into_iter().map(|script| configuration::play(&script));
+    sum = files.fold(sum, configuration::Outcome::and);
+    // Other scripts are too wild to get anywhere.
+    assert!(sum.parsed.min(sum.refused).min(sum.valid) > 50, "{sum:?}");
 }

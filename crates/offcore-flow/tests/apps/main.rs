@@ -2,5 +2,20 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod http;
+#[path = "../../../../fuzz/replay.rs"]
+mod replay;
+mod requests;
+#[path = "../../../../fuzz/script.rs"]
+mod script;
 mod streams;
 mod world;
+
+#[test]
+fn any_requests_are_survived() {
+    let mut sum = requests::Outcome::default();
+    replay::play_any(500, 200, |script| sum = sum.and(requests::play(script)));
+    let files = replay::corpus("requests").into_iter().map(|script| requests::play(&script));
+    sum = files.fold(sum, requests::Outcome::and);
+    // Other scripts are too wild to get anywhere.
+    assert!(sum.served.min(sum.refused).min(sum.ended) > 20, "{sum:?}");
+}

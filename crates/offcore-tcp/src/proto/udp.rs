@@ -251,13 +251,12 @@ impl Stack {
     /// These copies of datagrams are done, and so are all earlier ones of the socket.
     #[cold]
     pub(super) fn datagrams_placed(&mut self, placed: Placed, out: &mut Out) {
-        let Placed { conn: id, pos, len, copies, commit_to: end } = placed;
-        let Some(socket) = self.udp.get_mut(id) else { return };
-        socket.placing -= copies;
-        socket.rx.unhold(&mut self.arenas[socket.app], pos, len as usize);
-        let upto = if socket.placing == 0 { socket.next } else { end };
-        self.commit_datagrams(id, upto, out);
-        self.free_socket_when_done(id);
+        let Some(socket) = self.udp.get_mut(placed.conn) else { return };
+        socket.placing -= placed.copies;
+        socket.rx.unhold(&mut self.arenas[socket.app], placed.pos, placed.len as usize);
+        let upto = if socket.placing == 0 { socket.next } else { placed.commit_to };
+        self.commit_datagrams(placed.conn, upto, out);
+        self.free_socket_when_done(placed.conn);
     }
 
     /// Shows the application what lies before `upto`.

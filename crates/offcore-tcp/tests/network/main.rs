@@ -6,8 +6,14 @@ mod conflicts;
 mod dhcp;
 mod errors;
 mod groups;
+mod hostile;
 mod labels;
+#[path = "../../../../fuzz/replay.rs"]
+mod replay;
 mod routers;
 mod routes;
+#[path = "../../../../fuzz/script.rs"]
+mod script;
+mod scripts;
 mod station;
 mod vanished;

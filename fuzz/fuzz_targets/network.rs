@@ -1,0 +1,15 @@
+//! DHCP servers, routers and queriers that send anything to a host.
+#![no_main]
+
+#[allow(dead_code, reason = "tests need more of it")]
+#[path = "../../crates/offcore-tcp/tests/network/hostile.rs"]
+mod hostile;
+#[path = "../script.rs"]
+mod script;
+#[allow(dead_code, reason = "tests need more of it")]
+#[path = "../../crates/offcore-tcp/tests/network/station.rs"]
+mod station;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    hostile::play(input);
+});

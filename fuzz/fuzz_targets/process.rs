@@ -1,0 +1,18 @@
+//! A process of an application that sends anything and stores anything in the shared memory.
+#![no_main]
+#![allow(dead_code, reason = "tests need more of the modules")]
+
+#[path = "../../crates/offcore-flow/tests/serve/hostile.rs"]
+mod hostile;
+#[path = "../../crates/offcore-flow/tests/serve/process.rs"]
+mod process;
+#[path = "../script.rs"]
+mod script;
+#[path = "../../crates/offcore-flow/tests/serve/setup.rs"]
+mod setup;
+#[path = "../../crates/offcore-flow/tests/apps/world.rs"]
+mod world;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    hostile::play(input);
+});
