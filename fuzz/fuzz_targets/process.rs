@@ -2,7 +2,7 @@
 #![no_main]
 #![allow(dead_code, reason = "tests need more of the modules")]
 
-#[path = "../../crates/offcore-flow/tests/serve/hostile.rs"]
+#[path = "../../crates/offcore-flow/tests/hostile_process/hostile.rs"]
 mod hostile;
 #[path = "../../crates/offcore-flow/tests/serve/process.rs"]
 mod process;

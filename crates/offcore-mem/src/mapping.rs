@@ -8,8 +8,12 @@ use std::str::FromStr;
 use rustix::fs::MemfdFlags;
 use rustix::mm::MapFlags;
 
+mod available;
 #[cfg_attr(miri, path = "mapping/miri.rs")]
 mod kernel;
+
+pub use available::all_memory;
+use available::available_memory;
 
 /// Facts about a file.
 struct File {
@@ -259,24 +263,6 @@ impl Drop for Mapping {
         // SAFETY: this range was mapped by `map`; whoever hands out its addresses keeps the mapping alive meanwhile.
         unsafe { kernel::unmap(self.base, self.len) };
     }
-}
-
-/// Bytes of memory that this machine has, hugepages included (proc(5), MemTotal).
-pub fn all_memory() -> Option<usize> {
-    meminfo("MemTotal:")
-}
-
-/// Bytes of memory that could be had without others losing theirs, by the kernel's estimate (proc(5), MemAvailable).
-fn available_memory() -> Option<usize> {
-    meminfo("MemAvailable:")
-}
-
-fn meminfo(name: &str) -> Option<usize> {
-    // Miri warns of each file there.
-    let text = (!cfg!(miri)).then(|| std::fs::read_to_string("/proc/meminfo").ok())??;
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    let kib: usize = line.trim().strip_suffix(" kB")?.parse().ok()?;
-    kib.checked_mul(1024)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::place::{Block, Place};
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     block: Option<Block>,
-    /// Bytes of copies in flight, some of them more than once; the top bit says that the block has been released and is freed
+    /// Bytes of copies in flight, counted once for each copy; the top bit says that the block has been released and is freed
     /// with the last copy.
     holds: u32,
 }

@@ -1,7 +1,7 @@
 //! The shared statistics page: named blocks of single-writer counters in a memfd.
 //!
 //! ```text
-//! page    | magic u64 | layout version u32 | blocks u32 | then blocks, each aligned to 64 bytes |
+//! page    | magic u64 | blocks << 32 | layout version u64 | then blocks, each aligned to 64 bytes |
 //! block   | name 64 B | counters u64 | names counters × 32 B | values counters × 8 B (own cache lines) |
 //! ```
 //! A block is written once before the page's block count says that it is there, so a reader that maps the memfd
@@ -9,7 +9,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -66,9 +66,11 @@ impl Memory {
         unsafe { self.base.as_ptr().add(offset) }
     }
 
-    fn blocks(&self) -> &AtomicU32 {
-        // SAFETY: offset 12 is inside the header, aligned to 4, and only accessed as an atomic.
-        unsafe { AtomicU32::from_ptr(self.at(12, 4).cast()) }
+    /// The version and the number of blocks. Both are in one word: atomic accesses of different sizes to the same bytes are
+    /// undefined behaviour.
+    fn version_and_blocks(&self) -> (u32, u32) {
+        let word = self.word(8).load(Ordering::Acquire);
+        (word as u32, (word >> 32) as u32)
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
@@ -115,7 +117,6 @@ impl StatsPage {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals)?;
         memory.word(0).store(MAGIC, Ordering::Relaxed);
-        // The version shares its word with the block count: written once, before anybody else can see the page.
         memory.word(8).store(u64::from(VERSION), Ordering::Relaxed);
         Ok(Self { memory: Arc::new(memory), fd, next: Mutex::new(HEADER) })
     }
@@ -154,8 +155,7 @@ impl StatsPage {
             );
             self.write(*next + NAME + LINE + i * COUNTER_NAME, counter);
         }
-        let blocks = self.memory.blocks();
-        blocks.store(blocks.load(Ordering::Relaxed) + 1, Ordering::Release);
+        self.memory.word(8).fetch_add(1 << 32, Ordering::Release);
         *next = end;
         Ok(Block::at(&self.memory, values, counters.len()))
     }
@@ -242,8 +242,7 @@ impl Reader {
         }
         let memory = Memory::map(fd, len, ProtFlags::READ)?;
         let magic = memory.word(0).load(Ordering::Relaxed);
-        // The low half of the second word is the version, the high half the block count.
-        let version = (memory.word(8).load(Ordering::Relaxed) & u64::from(u32::MAX)) as u32;
+        let (version, _) = memory.version_and_blocks();
         if magic != MAGIC || version != VERSION {
             return Err(PageError::Foreign { magic, version });
         }
@@ -256,7 +255,8 @@ impl Reader {
     /// [`PageError::Damaged`] when the directory points outside the page.
     pub fn read(&self) -> Result<Vec<Snapshot>, PageError> {
         let mut offset = HEADER;
-        (0..self.0.blocks().load(Ordering::Acquire)).map(|_| self.read_block(&mut offset)).collect()
+        let (_, blocks) = self.0.version_and_blocks();
+        (0..blocks).map(|_| self.read_block(&mut offset)).collect()
     }
 
     fn read_block(&self, offset: &mut usize) -> Result<Snapshot, PageError> {

@@ -37,6 +37,6 @@ fn any_configuration_is_parsed_or_refused() {
     replay::play_any(1000, 60, |script| sum = sum.and(configuration::play(script)));
     let files = replay::corpus("configuration").into_iter().map(|script| configuration::play(&script));
     sum = files.fold(sum, configuration::Outcome::and);
-    // Other scripts are too wild to get anywhere.
+    // Otherwise the scripts are too wild to get anywhere.
     assert!(sum.parsed.min(sum.refused).min(sum.valid) > 50, "{sum:?}");
 }

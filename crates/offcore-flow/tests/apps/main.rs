@@ -16,6 +16,6 @@ fn any_requests_are_survived() {
     replay::play_any(500, 200, |script| sum = sum.and(requests::play(script)));
     let files = replay::corpus("requests").into_iter().map(|script| requests::play(&script));
     sum = files.fold(sum, requests::Outcome::and);
-    // Other scripts are too wild to get anywhere.
+    // Otherwise the scripts are too wild to get anywhere.
     assert!(sum.served.min(sum.refused).min(sum.ended) > 20, "{sum:?}");
 }

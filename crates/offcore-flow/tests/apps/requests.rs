@@ -119,12 +119,16 @@ impl Drop for Server {
 }
 
 thread_local! {
-    static SERVER: RefCell<Server> = RefCell::new(Server::new());
+    static SERVER: RefCell<Option<Server>> = const { RefCell::new(None) };
 }
 
 /// Plays a script on a connection. Afterwards the server has freed it and answers another one.
 pub(crate) fn play(bytes: &[u8]) -> Outcome {
-    SERVER.with_borrow_mut(|server| play_with(server, Script(bytes)))
+    // After a failure the next script gets another one.
+    let mut server = SERVER.take().unwrap_or_else(Server::new);
+    let outcome = play_with(&mut server, Script(bytes));
+    SERVER.set(Some(server));
+    outcome
 }
 
 fn play_with(server: &mut Server, mut script: Script<'_>) -> Outcome {
@@ -169,10 +173,9 @@ fn play_with(server: &mut Server, mut script: Script<'_>) -> Outcome {
         "{answers:?}"
     );
     assert!(!answers.windows(SECRET.len()).any(|window| window == SECRET), "the file beside the directory");
-    let with =
-        |status: &[u8]| answers.windows(status.len()).filter(|window| *window == status).count() as u64;
-    let served = with(b"HTTP/1.1 200");
-    let outcome = Outcome { served, refused: with(b"HTTP/1.1 ") - served, ended };
+    let count = |text: &[u8]| answers.windows(text.len()).filter(|window| *window == text).count() as u64;
+    let served = count(b"HTTP/1.1 200");
+    let outcome = Outcome { served, refused: count(b"HTTP/1.1 ") - served, ended };
     server.end(&client);
     server.check();
     outcome

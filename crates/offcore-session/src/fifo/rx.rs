@@ -149,7 +149,7 @@ mod tests {
         let before = arena.free();
         let mut reader = Reader::new(std::sync::Arc::clone(arena.memory()), slot).unwrap();
         let mut fifo = Fifo::<Rx>::new(slot);
-        // A small block first, and the second and third copy share a large one.
+        // The first two copies share the small block, the others a large one.
         let copies = [0..3000, 3000..4096, 4096..70_000, 70_000..150_000];
         for copy in &copies {
             let len = (copy.end - copy.start) as usize;

@@ -186,10 +186,22 @@ impl Sessions {
         };
         if copy.receive {
             fill(&copy.pieces, &bytes(copy.key, copy.position, copy.len));
-            session.rx.unhold(&mut self.arena, copy.position, copy.len);
-            let end = copy.position + copy.len as u64;
-            let range = session.covered.iter_mut().find(|range| (range.0, range.1) == (copy.position, end));
-            range.unwrap().2 = true;
+            let mut end = copy.position + copy.len as u64;
+            let mut finished = vec![(copy.position, end)];
+            // Copies that follow are reported with it.
+            while let Some(next) = self.copies.iter().position(|next| {
+                (next.session, next.key, next.receive, next.position) == (copy.session, copy.key, true, end)
+            }) {
+                let next = self.copies.swap_remove(next);
+                fill(&next.pieces, &bytes(next.key, next.position, next.len));
+                finished.push((end, end + next.len as u64));
+                end += next.len as u64;
+            }
+            session.rx.unhold(&mut self.arena, copy.position, (end - copy.position) as usize);
+            for finished in finished {
+                let range = session.covered.iter_mut().find(|range| (range.0, range.1) == finished);
+                range.unwrap().2 = true;
+            }
         } else {
             // Whatever has been acknowledged, granted and written meanwhile.
             assert_eq!(contents(&copy.pieces), bytes(copy.key, copy.position, copy.len));

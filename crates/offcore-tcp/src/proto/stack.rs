@@ -125,14 +125,12 @@ impl Stack {
     }
 
     /// Allows the stack to send up to `longest` bytes of payload as one packet, which the port of interface `iface` cuts into
-    /// segments; 0 if the port does not segment. Returns the length that the stack uses: 0 with
-    /// [`Config::largest_segment`].
+    /// segments; 0 if the port does not segment. Returns the length that the stack uses: 0 if
+    /// [`Config::largest_segment`] is set.
     pub fn set_segment_offload(&mut self, iface: u8, longest: u32) -> u32 {
-        let longest = if self.config.largest_segment == u16::MAX { longest } else { 0 };
-        if let Some(iface) = self.net.ifaces.get_mut(usize::from(iface)) {
-            iface.segment_offload = longest;
-        }
-        longest
+        let Some(iface) = self.net.ifaces.get_mut(usize::from(iface)) else { return 0 };
+        iface.segment_offload = if self.config.largest_segment == u16::MAX { longest } else { 0 };
+        iface.segment_offload
     }
 
     /// The port of interface `iface` has a full queue, or accepts packets again. While it is held, its connections neither send nor

@@ -131,7 +131,7 @@ fn dhcp_transaction(frame: &[u8]) -> Option<[u8; 4]> {
 }
 
 /// Sets the checksum of an ICMPv6 message.
-fn sum_up(src: &str, dst: &str, message: &mut [u8]) {
+fn set_checksum(src: &str, dst: &str, message: &mut [u8]) {
     let [from, to] = [src, dst].map(|text| text.parse().unwrap());
     let sum = Sum::pseudo_v6(from, to, IpProtocol::ICMPV6, message.len() as u32) + Sum::of(message);
     message[2..4].copy_from_slice(&sum.checksum().to_be_bytes());
@@ -164,7 +164,7 @@ fn advertisement(script: &mut Script<'_>) -> Vec<u8> {
         }
     }
     let router = ROUTERS[script.below(4)];
-    sum_up(router, "ff02::1", &mut message);
+    set_checksum(router, "ff02::1", &mut message);
     // Neighbour discovery expects 255 hops.
     packet(router, "ff02::1", 58, if script.u8() < 230 { 255 } else { script.u8() }, &message)
 }
@@ -179,7 +179,7 @@ fn mld(script: &mut Script<'_>) -> Vec<u8> {
         _ => message.extend(script.bytes::<16>()),
     }
     message.extend((0..script.u8() % 24).map(|_| script.u8()));
-    sum_up(ROUTERS[0], "ff02::1", &mut message);
+    set_checksum(ROUTERS[0], "ff02::1", &mut message);
     // With the Router Alert option.
     let payload = [&[58, 0, 5, 2, 0, 0, 1, 0][..], &message].concat();
     packet(ROUTERS[0], "ff02::1", 0, if script.u8() < 230 { 1 } else { script.u8() }, &payload)

@@ -9,6 +9,6 @@ fn any_network_is_survived() {
     play_any(1000, 600, |bytes| sum = sum.and(play(bytes)));
     let files = corpus("network").into_iter().map(|script| play(&script));
     sum = files.fold(sum, Outcome::and);
-    // Other scripts are too wild to get anywhere.
+    // Otherwise the scripts are too wild to get anywhere.
     assert!(sum.accepted.min(sum.sent) > 1000 && sum.configured > 100, "{sum:?}");
 }

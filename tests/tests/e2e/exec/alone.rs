@@ -222,10 +222,10 @@ fn ctrl_c_ends_the_program_and_its_children() {
     assert_eq!(program.wait_for_exit(TIMEOUT).unwrap().code(), Some(0), "{}", program.tail());
     assert!(program.stdout_from(0).contains("saved"), "{}", program.tail());
     // The file exists once the process has left the terminal's group.
-    let left = dir.file("left").display().to_string();
+    let started = dir.file("started").display().to_string();
     let leaves = format!(
-        "(setsid sh -c 'echo >{left}; exec sleep 600' </dev/null >/dev/null 2>&1 &)
-        while ! test -e {left}; do sleep 0.1; done; echo ready"
+        "(setsid sh -c 'echo >{started}; exec sleep 600' </dev/null >/dev/null 2>&1 &)
+        while ! test -e {started}; do sleep 0.1; done; echo ready"
     );
     let mut program = start_behind(&netns, &["python3", terminal], &leaves);
     let left = |program: &Process| {

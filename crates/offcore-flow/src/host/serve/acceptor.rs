@@ -32,7 +32,7 @@ const AT_ONCE: usize = 16;
 const LISTENERS: usize = 256;
 /// What the thread has of a stack, in bytes.
 const STACK: usize = 64 << 10;
-/// How long a call of `accept` may wait for a listener that has ended, in microseconds.
+/// How long a call of `accept` may wait on a listener that has ended, in microseconds.
 const WAIT: u64 = 1_000_000;
 /// Events that are taken at once.
 const EVENTS: usize = 16;
@@ -99,8 +99,10 @@ struct Shared {
     poke: OwnedFd,
     /// Tells the worker that something has come.
     told: OwnedFd,
-    /// The [`Name`] of the listener that the thread accepts from, or [`POKED`].
+    /// The [`Name`] of the listener of the last call of `accept`, and the number of calls that have begun and ended: it is odd
+    /// during a call.
     accepting: AtomicU64,
+    calls: AtomicU64,
     ends: AtomicBool,
 }
 
@@ -109,8 +111,8 @@ struct Shared {
 struct Leaving {
     listener: Weak<OwnedFd>,
     name: Name,
-    /// When it ended, or was last shut down, in microseconds.
-    since: u64,
+    /// A call of `accept` on it, and when that was first seen, in microseconds.
+    call: Option<(u64, u64)>,
 }
 
 /// The thread of an application.
@@ -141,6 +143,7 @@ impl Acceptor {
             poke,
             told,
             accepting: AtomicU64::new(POKED),
+            calls: AtomicU64::new(0),
             ends: AtomicBool::new(false),
         });
         let (come_to, come) = channel();
@@ -181,9 +184,9 @@ impl Acceptor {
     }
 
     /// Ends a listener.
-    pub(super) fn remove(&mut self, kernel: Kernel, now: u64, errands: &mut Errands) {
+    pub(super) fn remove(&mut self, kernel: Kernel, errands: &mut Errands) {
         let listener = Arc::downgrade(&kernel.listener);
-        self.leaving.push(Leaving { listener, name: kernel.name, since: now });
+        self.leaving.push(Leaving { listener, name: kernel.name, call: None });
         let pending = errands.pending(self.user);
         self.tell(Change::Gone(kernel, pending), errands);
     }
@@ -195,23 +198,31 @@ impl Acceptor {
         self.shared.poke();
     }
 
-    /// Whether something that has ended is accepted from.
+    /// Whether a listener has ended that the thread has not closed.
     pub(super) fn is_leaving(&self) -> bool {
         !self.leaving.is_empty()
     }
 
-    /// Ends a call of `accept` that waits for a listener that ended a while ago.
+    /// Ends a call of `accept` that has waited for a while on a listener that has ended.
     ///
-    /// Only such a call is ended: other processes may share the listener, and it is shut down for all of them.
+    /// The listener is shut down only for such a call, because other processes may share it.
     pub(super) fn hurry(&mut self, now: u64, errands: &mut Errands) {
-        self.leaving.retain_mut(|Leaving { listener, name, since }| {
-            let waits = now >= *since + WAIT && self.shared.accepting.load(Ordering::Relaxed) == name.word();
-            if waits && !errands.are_full(self.user) {
-                *since = now;
-                let listener = Weak::clone(listener);
-                errands.run(self.user, move || {
-                    let _ = listener.upgrade().map(|fd| shutdown(fd, Shutdown::Both));
-                });
+        self.leaving.retain_mut(|Leaving { listener, name, call }| {
+            let waits = self.shared.call_on(*name);
+            match (waits, *call) {
+                (Some(waits), Some((seen, since))) if waits == seen => {
+                    if now >= since + WAIT && !errands.are_full(self.user) {
+                        *call = None;
+                        let (listener, shared, name) =
+                            (Weak::clone(listener), Arc::clone(&self.shared), *name);
+                        errands.run(self.user, move || {
+                            if shared.call_on(name) == Some(seen) {
+                                let _ = listener.upgrade().map(|fd| shutdown(fd, Shutdown::Both));
+                            }
+                        });
+                    }
+                }
+                _ => *call = waits.map(|waits| (waits, now)),
             }
             listener.strong_count() > 0
         });
@@ -232,6 +243,13 @@ impl Acceptor {
 }
 
 impl Shared {
+    /// The number of the present call of `accept`, if it is on this listener.
+    fn call_on(&self, name: Name) -> Option<u64> {
+        let call = self.calls.load(Ordering::Acquire);
+        let is_on_it = call % 2 == 1 && self.accepting.load(Ordering::Relaxed) == name.word();
+        is_on_it.then_some(call)
+    }
+
     fn poke(&self) {
         let _ = rustix::io::write(&self.poke, &1u64.to_ne_bytes());
     }
@@ -252,9 +270,7 @@ impl Shared {
             for word in words.into_iter().filter(|word| *word != POKED) {
                 let name = Name::of(word);
                 let Some(listener) = listeners.get(&name) else { continue };
-                self.accepting.store(name.word(), Ordering::Relaxed);
-                let taken = take(listener.as_fd(), name, come);
-                self.accepting.store(POKED, Ordering::Relaxed);
+                let taken = self.take(listener.as_fd(), name, come);
                 if taken.and_then(|()| self.tell(name, Come::Done, come)).is_err() {
                     return;
                 }
@@ -271,6 +287,34 @@ impl Shared {
     ) -> Result<(), SendError<(Name, Come)>> {
         come.send((name, what))?;
         let _ = rustix::io::write(&self.told, &1u64.to_ne_bytes());
+        Ok(())
+    }
+
+    /// Takes some of a listener's connections.
+    fn take(
+        &self,
+        listener: BorrowedFd<'_>,
+        name: Name,
+        come: &Sender<(Name, Come)>,
+    ) -> Result<(), SendError<(Name, Come)>> {
+        self.accepting.store(name.word(), Ordering::Relaxed);
+        for _ in 0..AT_ONCE {
+            // The application may undo this before the next line.
+            let _ = fcntl_setfl(listener, OFlags::NONBLOCK);
+            self.calls.fetch_add(1, Ordering::Release);
+            let accepted = accept_with(listener, SocketFlags::CLOEXEC);
+            self.calls.fetch_add(1, Ordering::Release);
+            match accepted {
+                Ok(fd) => come.send((name, Come::Connection(fd)))?,
+                // That one is gone; there may be others.
+                Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => {}
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                    come.send((name, Come::Full))?;
+                    break;
+                }
+                Err(_) => break,
+            }
+        }
         Ok(())
     }
 
@@ -319,32 +363,48 @@ fn is_listener(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     if socket_acceptconn(fd)? { Ok(()) } else { Err(Errno::INVAL) }
 }
 
-/// Takes some of a listener's connections.
-fn take(
-    listener: BorrowedFd<'_>,
-    name: Name,
-    come: &Sender<(Name, Come)>,
-) -> Result<(), SendError<(Name, Come)>> {
-    for _ in 0..AT_ONCE {
-        // The application may undo this before the next line.
-        let _ = fcntl_setfl(listener, OFlags::NONBLOCK);
-        match accept_with(listener, SocketFlags::CLOEXEC) {
-            Ok(fd) => come.send((name, Come::Connection(fd)))?,
-            // That one is gone; there may be others.
-            Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => {}
-            Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                come.send((name, Come::Full))?;
-                break;
-            }
-            Err(_) => break,
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::time::{Duration, Instant};
+
     use super::*;
+
+    /// The thread is said to be in a call of `accept`; in truth it waits for events.
+    #[test]
+    fn waiting_calls_end_their_listener() {
+        let mut errands = Errands::new(CpuSet::new());
+        let mut acceptor = Acceptor::new(0, CpuSet::new()).unwrap();
+        let kernel = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = kernel.local_addr().unwrap();
+        let [name, other] = [1, 2].map(|number| Name { number, generation: 1 });
+        let listener = Arc::new(OwnedFd::from(kernel));
+        acceptor.leaving.push(Leaving { listener: Arc::downgrade(&listener), name, call: None });
+        let shared = Arc::clone(&acceptor.shared);
+        let mut now = 0;
+        let mut hurry = |acceptor: &mut Acceptor, name: Name, calls: u64| {
+            shared.accepting.store(name.word(), Ordering::Relaxed);
+            shared.calls.fetch_add(calls, Ordering::Release);
+            now += WAIT;
+            acceptor.hurry(now, &mut errands);
+            let start = Instant::now();
+            while errands.has_some(0) {
+                assert!(start.elapsed() < Duration::from_secs(60));
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        // No call, calls on another listener, and calls that return.
+        for (name, calls) in [(name, 0), (name, 2), (other, 1), (other, 0), (name, 2), (name, 2), (name, 1)] {
+            hurry(&mut acceptor, name, calls);
+            assert!(TcpStream::connect(to).is_ok(), "{name:?} {calls}");
+        }
+        hurry(&mut acceptor, name, 1);
+        hurry(&mut acceptor, name, 0);
+        assert!(TcpStream::connect(to).is_err());
+        drop(listener);
+        hurry(&mut acceptor, name, 0);
+        assert!(!acceptor.is_leaving());
+    }
 
     #[test]
     fn words_are_read_as_they_were_written() {

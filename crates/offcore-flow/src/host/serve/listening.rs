@@ -189,14 +189,14 @@ impl Serve {
     }
 
     /// A session does not listen any more.
-    pub(super) fn end_kernel(&mut self, app: usize, listener: Listener, now: u64) {
+    pub(super) fn end_kernel(&mut self, app: usize, listener: Listener) {
         self.rouse(app);
         let Self { apps, errands, descriptors, .. } = self;
         let Some(application) = apps.get_mut(app).and_then(Option::as_deref_mut) else { return };
         let Listener { kernel, come, held, .. } = listener;
         if let (Some(kernel), Some(acceptor)) = (kernel, &mut application.acceptor) {
             descriptors.give(application.user, KERNEL);
-            acceptor.remove(kernel, now, errands);
+            acceptor.remove(kernel, errands);
         }
         // Ends of sessions are closed at once.
         let held = held.filter(is_kernels);

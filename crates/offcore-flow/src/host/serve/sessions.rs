@@ -275,7 +275,7 @@ impl Serve {
         let bound = What::Bound(listener.address, listener.port);
         slot.set_state(state::BOUND);
         if let What::Listener(listener) = std::mem::replace(&mut session.what, bound) {
-            self.end_kernel(app, listener, calls.now);
+            self.end_kernel(app, listener);
         }
     }
 
@@ -310,7 +310,7 @@ impl Serve {
             What::Listener(listener) => {
                 self.by_listener.remove(&listener.id);
                 calls.stack.unlisten(calls.now, listener.id, calls.out);
-                self.end_kernel(app, listener, calls.now);
+                self.end_kernel(app, listener);
                 calls.stack.give_slot(id, place);
             }
             What::Bound(..) => calls.stack.give_slot(id, place),

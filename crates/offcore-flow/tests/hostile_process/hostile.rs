@@ -103,17 +103,17 @@ impl Child {
     fn connect(socket: &OwnedFd, path: &Path) -> Self {
         let address = SocketAddrUnix::new(path).unwrap();
         let parent = getpid();
-        // SAFETY: the child only makes system calls.
-        let pid = match unsafe { libc::fork() } {
+        // SAFETY: the child only makes system calls. Nothing of another thread's is needed for them.
+        let child = match unsafe { libc::fork() } {
             0 => {
                 // It keeps no other descriptors, and ends with its parent.
                 // SAFETY: system calls on descriptors of the child, which owns a copy of each.
-                unsafe {
+                let (alone, stdin) = unsafe {
                     libc::dup2(socket.as_fd().as_raw_fd(), 0);
-                    libc::close_range(1, u32::MAX, 0);
                     libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                }
-                if getppid() != Some(parent) || connect(std::io::stdin(), &address).is_err() {
+                    (libc::close_range(1, u32::MAX, 0) == 0, BorrowedFd::borrow_raw(0))
+                };
+                if !alone || getppid() != Some(parent) || connect(stdin, &address).is_err() {
                     // SAFETY: ends the child at once.
                     unsafe { libc::_exit(1) };
                 }
@@ -122,14 +122,14 @@ impl Child {
                     unsafe { libc::pause() };
                 }
             }
-            pid => Pid::from_raw(pid).expect("a child"),
+            pid => Self(Pid::from_raw(pid).filter(|_| pid > 0).expect("a child")),
         };
         let start = Instant::now();
         while getpeername(socket).is_err() {
             assert!(start.elapsed() < Duration::from_secs(60), "the child does not connect");
             sleep(Duration::from_micros(50));
         }
-        Self(pid)
+        child
     }
 }
 
@@ -286,12 +286,16 @@ impl Hostile {
 }
 
 thread_local! {
-    static BYSTANDER: RefCell<Bystander> = RefCell::new(Bystander::new());
+    static BYSTANDER: RefCell<Option<Bystander>> = const { RefCell::new(None) };
 }
 
 /// Plays a script. An honest application beside the hostile one keeps its connection, and nothing is left afterwards.
 pub(crate) fn play(bytes: &[u8]) -> Outcome {
-    BYSTANDER.with_borrow_mut(|bystander| play_beside(bystander, Script(bytes)))
+    // After a failure the next script gets another one.
+    let mut bystander = BYSTANDER.take().unwrap_or_else(Bystander::new);
+    let outcome = play_beside(&mut bystander, Script(bytes));
+    BYSTANDER.set(Some(bystander));
+    outcome
 }
 
 fn play_beside(bystander: &mut Bystander, mut script: Script<'_>) -> Outcome {
@@ -353,5 +357,6 @@ fn play_beside(bystander: &mut Bystander, mut script: Script<'_>) -> Outcome {
     drop(processes);
     bystander.wait_until_alone();
     bystander.check();
+    bystander.world.events.clear();
     outcome
 }

@@ -1,0 +1,28 @@
+//! A hostile process of an application: random scripts, and the scripts in `fuzz/corpus`. The test forks, so it is alone in its
+//! executable: for a moment a child has a copy of each descriptor.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod hostile;
+#[allow(dead_code, reason = "other tests need more of it")]
+#[path = "../serve/process.rs"]
+mod process;
+#[path = "../../../../fuzz/replay.rs"]
+mod replay;
+#[path = "../../../../fuzz/script.rs"]
+mod script;
+#[allow(dead_code, reason = "other tests need more of it")]
+#[path = "../serve/setup.rs"]
+mod setup;
+#[allow(dead_code, reason = "other tests need more of it")]
+#[path = "../apps/world.rs"]
+mod world;
+
+#[test]
+fn any_process_is_survived() {
+    let mut sum = hostile::Outcome::default();
+    replay::play_any(200, 1000, |script| sum = sum.and(hostile::play(script)));
+    let files = replay::corpus("process").into_iter().map(|script| hostile::play(&script));
+    sum = files.fold(sum, hostile::Outcome::and);
+    // Otherwise the scripts are too wild to get anywhere.
+    assert!(sum.answers.min(sum.sessions) > 100 && sum.ended > 5, "{sum:?}");
+}
