@@ -1,12 +1,11 @@
 //! accel-config files of any content.
 #![no_main]
 
-#[allow(dead_code, reason = "tests need more of it")]
 #[path = "../../crates/offcore-dsa/tests/hostile/configuration.rs"]
 mod configuration;
 #[path = "../script.rs"]
 mod script;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    configuration::play(input);
+    configuration::play(input, &mut configuration::Outcome::default());
 });

@@ -14,5 +14,5 @@ mod setup;
 mod world;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    hostile::play(input);
+    hostile::play(input, &mut hostile::Outcome::default());
 });

@@ -1,7 +1,6 @@
 //! HTTP requests of any content to the file server.
 #![no_main]
 
-#[allow(dead_code, reason = "tests need more of it")]
 #[path = "../../crates/offcore-flow/tests/apps/requests.rs"]
 mod requests;
 #[path = "../script.rs"]
@@ -11,5 +10,5 @@ mod script;
 mod world;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    requests::play(input);
+    requests::play(input, &mut requests::Outcome::default());
 });

@@ -37,37 +37,29 @@ pub(crate) struct Outcome {
     pub(crate) valid: u64,
 }
 
-impl Outcome {
-    pub(crate) fn and(self, other: Self) -> Self {
-        Self {
-            parsed: self.parsed + other.parsed,
-            refused: self.refused + other.refused,
-            valid: self.valid + other.valid,
-        }
-    }
-}
-
-/// Parses a text: an edited built-in layout, or the script's own bytes.
-pub(crate) fn play(bytes: &[u8]) -> Outcome {
+/// Parses a text, an edited built-in layout or the script's own bytes, and adds the results.
+pub(crate) fn play(bytes: &[u8], outcome: &mut Outcome) {
     let mut script = Script(bytes);
     let text = if script.u8() < 192 { edited(&mut script) } else { String::from_utf8_lossy(script.0).into() };
-    let Ok(loaded) = json::parse(&text) else { return Outcome { refused: 1, ..Outcome::default() } };
+    let Ok(loaded) = json::parse(&text) else {
+        outcome.refused += 1;
+        return;
+    };
+    outcome.parsed += 1;
     let written = json::write(&loaded.devices);
     let again = json::parse(&written).expect("our own file");
     assert_eq!(json::write(&again.devices), written);
-    let mut valid = 0;
     for device in [Capabilities::spr(), Capabilities::dsa2()] {
         for config in &loaded.devices {
             let _ = check(config, &device);
             let mut config: DeviceConfig = config.clone().renamed("dsa7");
             config.fit(&device);
             if check(&config, &device).is_ok() {
-                valid += 1;
+                outcome.valid += 1;
                 assert!(!commands::commands(&config, &device).is_empty());
             }
         }
     }
-    Outcome { parsed: 1, valid, ..Outcome::default() }
 }
 
 /// A file of a built-in layout with parts removed, repeated and replaced by words of such files.

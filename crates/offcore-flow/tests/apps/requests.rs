@@ -58,16 +58,6 @@ pub(crate) struct Outcome {
     pub(crate) ended: u64,
 }
 
-impl Outcome {
-    pub(crate) fn and(self, other: Self) -> Self {
-        Self {
-            served: self.served + other.served,
-            refused: self.refused + other.refused,
-            ended: self.ended + other.ended,
-        }
-    }
-}
-
 /// A server of a directory with two files.
 struct Server {
     world: World<FileServer>,
@@ -122,16 +112,15 @@ thread_local! {
     static SERVER: RefCell<Option<Server>> = const { RefCell::new(None) };
 }
 
-/// Plays a script on a connection. Afterwards the server has freed it and answers another one.
-pub(crate) fn play(bytes: &[u8]) -> Outcome {
+/// Plays a script on a connection and adds the results. Afterwards the server has freed it and answers another one.
+pub(crate) fn play(bytes: &[u8], outcome: &mut Outcome) {
     // After a failure the next script gets another one.
     let mut server = SERVER.take().unwrap_or_else(Server::new);
-    let outcome = play_with(&mut server, Script(bytes));
+    play_with(&mut server, Script(bytes), outcome);
     SERVER.set(Some(server));
-    outcome
 }
 
-fn play_with(server: &mut Server, mut script: Script<'_>) -> Outcome {
+fn play_with(server: &mut Server, mut script: Script<'_>, outcome: &mut Outcome) {
     let world = &mut server.world;
     world.events.clear();
     let mut client = world.connect(PORT);
@@ -166,7 +155,7 @@ fn play_with(server: &mut Server, mut script: Script<'_>) -> Outcome {
     if !world.is_closed(&client) {
         answers.extend(world.read(&mut client, usize::MAX));
     }
-    let ended = u64::from(world.has_ended(&client) || world.is_closed(&client));
+    outcome.ended += u64::from(world.has_ended(&client) || world.is_closed(&client));
     let first = b"HTTP/1.1 ";
     assert!(
         answers[..answers.len().min(first.len())] == first[..answers.len().min(first.len())],
@@ -175,8 +164,8 @@ fn play_with(server: &mut Server, mut script: Script<'_>) -> Outcome {
     assert!(!answers.windows(SECRET.len()).any(|window| window == SECRET), "the file beside the directory");
     let count = |text: &[u8]| answers.windows(text.len()).filter(|window| *window == text).count() as u64;
     let served = count(b"HTTP/1.1 200");
-    let outcome = Outcome { served, refused: count(b"HTTP/1.1 ") - served, ended };
+    outcome.served += served;
+    outcome.refused += count(b"HTTP/1.1 ") - served;
     server.end(&client);
     server.check();
-    outcome
 }

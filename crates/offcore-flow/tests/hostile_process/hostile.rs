@@ -38,16 +38,6 @@ pub(crate) struct Outcome {
     pub(crate) ended: u64,
 }
 
-impl Outcome {
-    pub(crate) fn and(self, other: Self) -> Self {
-        Self {
-            answers: self.answers + other.answers,
-            sessions: self.sessions + other.sessions,
-            ended: self.ended + other.ended,
-        }
-    }
-}
-
 /// A stack, and an honest application with a connection.
 struct Bystander {
     world: World<Serve>,
@@ -289,17 +279,15 @@ thread_local! {
     static BYSTANDER: RefCell<Option<Bystander>> = const { RefCell::new(None) };
 }
 
-/// Plays a script. An honest application beside the hostile one keeps its connection, and nothing is left afterwards.
-pub(crate) fn play(bytes: &[u8]) -> Outcome {
+/// Plays a script and adds its results. An honest application beside the hostile one keeps its connection, and nothing is left afterwards.
+pub(crate) fn play(bytes: &[u8], outcome: &mut Outcome) {
     // After a failure the next script gets another one.
     let mut bystander = BYSTANDER.take().unwrap_or_else(Bystander::new);
-    let outcome = play_beside(&mut bystander, Script(bytes));
+    play_beside(&mut bystander, Script(bytes), outcome);
     BYSTANDER.set(Some(bystander));
-    outcome
 }
 
-fn play_beside(bystander: &mut Bystander, mut script: Script<'_>) -> Outcome {
-    let mut outcome = Outcome::default();
+fn play_beside(bystander: &mut Bystander, mut script: Script<'_>, outcome: &mut Outcome) {
     let Bystander { world, path, .. } = &mut *bystander;
     let mut first = Hostile::attach(world, path, [0; KEY]).expect("an application may attach");
     // A session whose memory the script spoils.
@@ -352,11 +340,10 @@ fn play_beside(bystander: &mut Bystander, mut script: Script<'_>) -> Outcome {
             outcome.sessions += sessions;
         }
     }
-    outcome.ended = processes.iter().filter(|process| process.ended).count() as u64;
+    outcome.ended += processes.iter().filter(|process| process.ended).count() as u64;
     bystander.check();
     drop(processes);
     bystander.wait_until_alone();
     bystander.check();
     bystander.world.events.clear();
-    outcome
 }
