@@ -27,8 +27,8 @@ use super::{Cell, Under};
 use crate::peer::netns::Netns;
 use crate::tcp::link::{STALLED, Side};
 
-/// How long a connection has to end.
-const END: Duration = Duration::from_millis(20);
+/// Time without a packet after which a path counts as empty: more than the longest round trip.
+const QUIET: Duration = Duration::from_millis(250);
 
 /// Who is at the near end.
 pub(in crate::tcp) trait Near: Send {
@@ -98,6 +98,7 @@ pub(in crate::tcp) struct Host {
     worker: Worker,
     moved: Arc<AtomicU64>,
     wrong: Arc<AtomicBool>,
+    ending: Arc<AtomicBool>,
     /// After the worker, which has its queues.
     _port: Box<dyn Port>,
 }
@@ -127,12 +128,32 @@ impl Host {
         stack.add_iface(1, &iface, &mut out);
         let mut path = Path::new(stack, out, &mut mover, pool);
         path.bind(&mut mover, &Binding::core(), &Binding::core())?;
-        let (moved, wrong) = (Arc::default(), Arc::default());
-        let app = Talk::new(cell.side, Arc::clone(&moved), Arc::clone(&wrong));
+        let (moved, wrong, ending) = (Arc::default(), Arc::default(), Arc::default());
+        let app = Talk {
+            side: cell.side,
+            stream: None,
+            buffer: vec![0; CHUNK].into(),
+            moved: Arc::clone(&moved),
+            wrong: Arc::clone(&wrong),
+            ending: Arc::clone(&ending),
+        };
         let ports = vec![HostPort { rx: vec![rx], tx, spread: None }];
         let host = host::Host::new(path, ports, Box::new(app))?;
         let worker = Worker::new(vec![Box::new(host)], mover, pool.cache());
-        Ok(Self { worker, moved, wrong, _port: port })
+        Ok(Self { worker, moved, wrong, ending, _port: port })
+    }
+
+    /// Ends the connection, and waits until its packets have left the path: otherwise they take up the relay's queue at the
+    /// beginning of the next connection.
+    fn empty_path(&mut self) {
+        self.ending.store(true, Ordering::Relaxed);
+        let (since, mut last) = (Instant::now(), Instant::now());
+        while last.elapsed() < QUIET && since.elapsed() < STALLED {
+            if self.worker.round() > 0 {
+                last = Instant::now();
+            }
+        }
+        self.ending.store(false, Ordering::Relaxed);
     }
 
     /// Ticks of the stage clock so far, and those that were idle.
@@ -173,10 +194,7 @@ impl Near for Host {
             }
         }
         let after = self.ticks();
-        let since = Instant::now();
-        while since.elapsed() < END {
-            self.worker.round();
-        }
+        self.empty_path();
         ensure!(!self.wrong.load(Ordering::Relaxed), "wrong bytes have come");
         let busy = |before: [u64; 2]| {
             let [all, idle] = [0, 1].map(|i| (after[i] - before[i]) as f64);
@@ -194,6 +212,8 @@ struct Talk {
     buffer: Box<[u8]>,
     moved: Arc<AtomicU64>,
     wrong: Arc<AtomicBool>,
+    /// The window is over: a reader resets its connection, as the kernel does when unread data is left.
+    ending: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -205,11 +225,13 @@ struct Stream {
 }
 
 impl Talk {
-    fn new(side: Side, moved: Arc<AtomicU64>, wrong: Arc<AtomicBool>) -> Self {
-        Self { side, stream: None, buffer: vec![0; CHUNK].into(), moved, wrong }
-    }
-
     fn serve(&mut self, calls: &mut Calls<'_>) {
+        if self.side == Side::Receive && self.ending.load(Ordering::Relaxed) {
+            if let Some(stream) = self.stream.take() {
+                calls.stack.abort(calls.now, stream.conn, calls.out);
+            }
+            return;
+        }
         let Some(Stream { conn, reader, writer, at }) = &mut self.stream else { return };
         let mut moved = 0;
         loop {
