@@ -12,8 +12,7 @@ mod available;
 #[cfg_attr(miri, path = "mapping/miri.rs")]
 mod kernel;
 
-pub use available::all_memory;
-use available::available_memory;
+pub use available::{all_memory, available_memory};
 
 /// Facts about a file.
 struct File {

@@ -12,8 +12,9 @@ mod turn;
 pub use turn::{Claim, Turn};
 
 use core::marker::PhantomData;
-use core::ptr::{self, NonNull};
+use core::ptr::NonNull;
 
+use crate::copy::copy;
 use crate::layout::{CAPACITY, Runs};
 use crate::place::{Block, Place, Segments};
 use crate::slot::{Half, Map, Slot};
@@ -45,6 +46,22 @@ impl Span<'_> {
         let fits = len > 0 && from.checked_add(len).is_some_and(|end| end <= self.len);
         // SAFETY: inside of the span.
         fits.then(|| Self { address: unsafe { self.address.add(from) }, len, ..self })
+    }
+
+    /// Copies its first bytes out, as many as `to` has room for.
+    fn read(self, to: &mut [u8]) -> usize {
+        let n = self.len.min(to.len());
+        // SAFETY: `n` bytes of the span, which is mapped, and of the caller's slice, which is not shared memory.
+        unsafe { copy(self.address.as_ptr(), to.as_mut_ptr(), n) };
+        n
+    }
+
+    /// Copies the first bytes of `from` in, as many as it has room for.
+    fn write(self, from: &[u8]) -> usize {
+        let n = self.len.min(from.len());
+        // SAFETY: as in `read`.
+        unsafe { copy(from.as_ptr(), self.address.as_ptr(), n) };
+        n
     }
 }
 
@@ -140,9 +157,9 @@ impl<M: Segments> Reader<M> {
     /// The byte at a position, if it has arrived.
     pub fn byte(&self, position: u64) -> Option<u8> {
         let slot = self.slot().filter(|slot| position < slot.rx.edge())?;
-        let span = Spans::new(&self.memory, &slot.rx, position, 1).next()?;
-        // SAFETY: a byte of a span, which is mapped.
-        Some(unsafe { span.address.as_ptr().read_volatile() })
+        let mut byte = [0];
+        let read = Spans::new(&self.memory, &slot.rx, position, 1).next()?.read(&mut byte);
+        (read == 1).then_some(byte[0])
     }
 
     /// Whether the next byte is the urgent one.
@@ -208,14 +225,10 @@ impl<M: Segments> Reader<M> {
     pub fn peek(&self, to: &mut [u8]) -> usize {
         let mut done = 0;
         for span in self.spans() {
-            let rest = &mut to[done..];
-            let n = span.len.min(rest.len());
+            let n = span.read(&mut to[done..]);
             if n == 0 {
                 break;
             }
-            // SAFETY: `n` bytes of a span, which is mapped, and of the caller's slice, which is not shared memory.
-            // copy-ok: what a read is; the application's core makes it
-            unsafe { ptr::copy_nonoverlapping(span.address.as_ptr(), rest.as_mut_ptr(), n) };
             done += n;
         }
         done
@@ -310,12 +323,7 @@ impl<M: Segments> Writer<M> {
     pub fn write(&mut self, from: &[u8]) -> usize {
         let mut done = 0;
         for span in self.spans(from.len()) {
-            let rest = &from[done..];
-            let n = span.len.min(rest.len());
-            // SAFETY: `n` bytes of a span, which is mapped, and of the caller's slice, which is not shared memory.
-            // copy-ok: what a write is; the application's core makes it
-            unsafe { ptr::copy_nonoverlapping(rest.as_ptr(), span.address.as_ptr(), n) };
-            done += n;
+            done += span.write(&from[done..]);
         }
         self.commit(done);
         self.want(from.len() - done);
@@ -337,23 +345,18 @@ impl<M: Segments> Writer<M> {
         }
         let (mut parts, mut part, mut done) = (parts.iter(), &[][..], 0);
         for span in self.spans(total) {
-            let mut here = 0;
-            while here < span.len {
+            let mut left = Some(span);
+            while let Some(span) = left {
                 if part.is_empty() {
                     let Some(next) = parts.next() else { break };
                     part = next;
                     continue;
                 }
-                let n = part.len().min(span.len - here);
-                // SAFETY: `n` bytes of a span, which is mapped, and of the caller's slice, which is not shared memory.
-                unsafe {
-                    // copy-ok: what a write is; the application's core makes it
-                    ptr::copy_nonoverlapping(part.as_ptr(), span.address.as_ptr().add(here), n);
-                }
+                let n = span.write(part);
                 part = &part[n..];
-                here += n;
+                done += n;
+                left = span.part(n, span.len - n);
             }
-            done += here;
         }
         self.commit(if done == total { total } else { 0 });
         done == total

@@ -13,9 +13,12 @@
 //! each small block in use costs 64 KiB. The cut block that is used up first is cut up completely before another one
 //! is, and small blocks come and go with sessions that become large or idle.
 
+mod budget;
 mod cuts;
 #[cfg(test)]
 mod tests;
+
+pub use budget::{Budget, Charge};
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -103,6 +106,10 @@ pub struct Arena {
     pages_of: Hugepages,
     /// Numbers of the free large blocks: their first page divided by 16. The last one freed is the first one used.
     large: Vec<u32>,
+    /// Blocks from this number on have never been used. They are the first ones of the list, in descending order.
+    fresh: u32,
+    /// What used blocks are charged to.
+    charge: Arc<Charge>,
     /// Large blocks that only [`Share::Reserved`] takes: as many of the last ones that are free.
     reserve: usize,
     /// Small blocks that receive windows promise. Only [`Share::Reserved`] takes them.
@@ -124,20 +131,21 @@ impl Arena {
     /// # Errors
     /// When there is not as much memory.
     pub fn new(limit: usize) -> Result<Self, MemoryError> {
-        Self::on(Hugepages::Auto, limit)
+        Self::on(Hugepages::Auto, limit, Arc::default())
     }
 
     /// The same for another process, on ordinary pages: it can punch holes into the segments, which are sealed against nothing
     /// but other lengths. An ordinary page is allocated again when it is touched; for a hugepage there may be none left by then.
     /// A page is allocated with the first block that uses it, and stays: the last block that was freed is the first one used.
+    /// Blocks are charged to `charge` when they are used for the first time; beyond its budget there are none.
     ///
     /// # Errors
-    /// As [`Arena::new`].
-    pub fn shared(limit: usize) -> Result<Self, MemoryError> {
-        Self::on(Hugepages::None, limit)
+    /// As [`Arena::new`], or when the budget is used up.
+    pub fn shared(limit: usize, charge: Arc<Charge>) -> Result<Self, MemoryError> {
+        Self::on(Hugepages::None, limit, charge)
     }
 
-    fn on(pages_of: Hugepages, limit: usize) -> Result<Self, MemoryError> {
+    fn on(pages_of: Hugepages, limit: usize, charge: Arc<Charge>) -> Result<Self, MemoryError> {
         let limit = limit.clamp(LARGE, LARGEST) / LARGE * LARGE;
         let mut arena = Self {
             memory: Arc::new(Memory::new(limit.div_ceil(SEGMENT))),
@@ -145,6 +153,8 @@ impl Arena {
             limit,
             pages_of,
             large: Vec::new(),
+            fresh: 0,
+            charge,
             reserve: 0,
             promised: 0,
             blocks: Cuts::default(),
@@ -158,7 +168,10 @@ impl Arena {
         let added = arena.wanted().map(Segment::new).transpose()?.map(|segment| arena.add(segment));
         debug_assert!(matches!(added, Some(Ok(()))), "the first segment is wanted");
         // Page 0 stays behind: 0 is no block. Its neighbours are small ones for ever.
-        arena.large.pop();
+        if arena.take_free().is_none() {
+            let (what, source) = ("memory beyond the user's budget", rustix::io::Errno::NOMEM);
+            return Err(MemoryError::System { what, len: LARGE, source });
+        }
         arena.blocks.cut(&mut arena.small, 0, 1);
         arena.free_small += SMALLS as usize - 1;
         Ok(arena)
@@ -329,7 +342,26 @@ impl Arena {
     /// How many large blocks there are to be taken.
     #[inline(always)]
     pub(crate) fn left(&self, share: Share) -> usize {
-        self.large.len().saturating_sub(self.kept(share))
+        self.large.len().saturating_sub(self.beyond_budget() + self.kept(share))
+    }
+
+    /// How many free blocks have never been used, and the budget has no room for.
+    #[inline(always)]
+    fn beyond_budget(&self) -> usize {
+        (self.len / LARGE - self.fresh as usize).saturating_sub(self.charge.left())
+    }
+
+    /// The free block that was used last.
+    #[inline]
+    fn take_free(&mut self) -> Option<u32> {
+        let number = *self.large.last()?;
+        if number >= self.fresh {
+            if !self.charge.take() {
+                return None;
+            }
+            self.fresh = number + 1;
+        }
+        self.large.pop()
     }
 
     /// As [`Arena::take_large`].
@@ -338,7 +370,7 @@ impl Arena {
         if self.left(share) == 0 {
             return None;
         }
-        Block::new(self.large.pop()? * SMALLS)
+        Block::new(self.take_free()? * SMALLS)
     }
 
     /// As [`Arena::take_small`].

@@ -31,9 +31,10 @@ mod tx;
 pub use tx::Asked;
 
 use std::marker::PhantomData;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 use crate::arena::{Arena, Share};
+use crate::copy::copy;
 use crate::layout::{CAPACITY, NEVER, Runs, SMALL, block_number, entry};
 use crate::memory::Memory;
 use crate::place::{Block, Place, Segments};
@@ -178,8 +179,7 @@ impl<D: Direction> Fifo<D> {
         for (address, len) in self.pieces(arena, position, bytes.len()) {
             let (here, rest) = bytes.split_at(len.min(bytes.len()));
             // SAFETY: `len` bytes of a block that the FIFO has; the slice is no shared memory.
-            // copy-ok: a header, by the core
-            unsafe { ptr::copy_nonoverlapping(here.as_ptr(), address.as_ptr(), here.len()) };
+            unsafe { copy(here.as_ptr(), address.as_ptr(), here.len()) };
             bytes = rest;
         }
     }
@@ -189,8 +189,7 @@ impl<D: Direction> Fifo<D> {
         for (address, len) in self.pieces(arena, position, to.len()) {
             let (here, rest) = to.split_at_mut(len.min(to.len()));
             // SAFETY: `len` bytes of a block that the FIFO has; the slice is no shared memory.
-            // copy-ok: a header, by the core
-            unsafe { ptr::copy_nonoverlapping(address.as_ptr(), here.as_mut_ptr(), here.len()) };
+            unsafe { copy(address.as_ptr(), here.as_mut_ptr(), here.len()) };
             to = rest;
         }
     }

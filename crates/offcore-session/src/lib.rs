@@ -67,6 +67,7 @@ pub mod app;
 #[cfg(feature = "stack")]
 pub mod arena;
 pub mod control;
+mod copy;
 pub mod datagram;
 #[cfg(feature = "stack")]
 pub mod fifo;
@@ -86,7 +87,7 @@ pub mod wake;
 
 pub use app::{Span, Spans};
 #[cfg(feature = "stack")]
-pub use arena::{Arena, Free, Segment, Wanted};
+pub use arena::{Arena, Budget, Charge, Free, Segment, Wanted};
 #[cfg(feature = "stack")]
 pub use fifo::{Asked, Fifo, Misuse, Rx, Tx};
 pub use layout::CAPACITY;

@@ -7,6 +7,7 @@ const RING: &str = "offcore-ring";
 const PORT: &str = "offcore-port";
 const FLOW: &str = "offcore-flow";
 const TCP: &str = "offcore-tcp";
+const SESSION: &str = "offcore-session";
 
 /// All of them.
 #[rustfmt::skip]
@@ -277,6 +278,43 @@ pub(super) const LIST: &[Guard] = &[
         file: "crates/offcore-tcp/src/proto/routers.rs",
         code: "own.count() < ADDRESSES", without: "own.count() < ADDRESSES * 100",
         package: TCP, executable: "network", test: "flood_of_advertisements_is_bounded",
+    },
+    // ---- programs on the TCP stack ----
+    Guard {
+        name: "turns of users",
+        file: "crates/offcore-flow/src/host/serve/turns.rs",
+        code: "(self.had(user), last, app)", without: "(self.had(user) / u64::MAX, last, app)",
+        package: FLOW, executable: "--lib", test: "users_have_the_same_however_many_applications",
+    },
+    Guard {
+        name: "marks of a call",
+        file: "crates/offcore-session/src/control.rs",
+        code: "taken += usize::from(bits == 0);", without: "taken += usize::from(bits == 0 && most == 0);",
+        package: SESSION, executable: "--lib", test: "claimed_marks_end_a_call",
+    },
+    Guard {
+        name: "memory of a user",
+        file: "crates/offcore-session/src/arena.rs",
+        code: "self.beyond_budget() + self.kept(share)", without: "self.beyond_budget() / usize::MAX + self.kept(share)",
+        package: SESSION, executable: "--lib", test: "arenas_share_a_budget",
+    },
+    Guard {
+        name: "descriptors of a user",
+        file: "crates/offcore-flow/src/host/serve/descriptors.rs",
+        code: "if !self.has_room(user, count) {", without: "if !self.has_room(user, count / usize::MAX) {",
+        package: FLOW, executable: "--lib", test: "users_have_equal_shares",
+    },
+    Guard {
+        name: "applications of a user",
+        file: "crates/offcore-flow/src/host/serve/attach.rs",
+        code: "if self.feed.count(user) >= most {", without: "if self.feed.count(user) / 1_000 >= most {",
+        package: FLOW, executable: "serve", test: "applications_of_a_user_are_limited",
+    },
+    Guard {
+        name: "listeners of a port",
+        file: "crates/offcore-flow/src/host/serve/addresses.rs",
+        code: "here.nth(AT_PORT - 1)", without: "here.nth(AT_PORT * 100)",
+        package: FLOW, executable: "serve", test: "listeners_at_a_port_are_limited",
     },
     Guard {
         name: "groups of a user",

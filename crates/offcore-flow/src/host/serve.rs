@@ -47,7 +47,7 @@ mod turns;
 mod waking;
 mod wire;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -55,6 +55,7 @@ use std::path::PathBuf;
 use offcore_port::{Context, Wake};
 use offcore_session::message::KEY;
 use offcore_stats::page::Block;
+use offcore_stats::tsc;
 use offcore_tcp::proto::{AppId, CallError, ConnId, Event};
 use offcore_vhost::connection::SocketError;
 use rustix::event::epoll::EventFlags;
@@ -209,6 +210,7 @@ impl Serve {
     /// When the block has another number of counters.
     pub fn open(config: ServeConfig, stats: Block) -> Result<Self, ServeError> {
         assert_eq!(stats.len(), ServeCounts::NAMES.len(), "the block is made with ServeCounts::NAMES");
+        let user = rustix::process::geteuid().as_raw();
         let pairs = Pairs::calibrate()?;
         let watch = Watch::new().map_err(|source| ServeError::System { what: "epoll", source })?;
         let door = Door::open(&config.path, &config.allow)?;
@@ -216,7 +218,9 @@ impl Serve {
         watch
             .add(door.as_fd(), knock, EventFlags::IN)
             .map_err(|source| ServeError::System { what: "watching the socket", source })?;
-        let feed = Feed::new().map_err(|source| ServeError::System { what: "an eventfd", source })?;
+        // Those that may attach.
+        let users = config.allow.iter().copied().chain([user, 0]).collect::<BTreeSet<_>>().len();
+        let feed = Feed::new(users).map_err(|source| ServeError::System { what: "an eventfd", source })?;
         watch
             .add(feed.as_fd(), Key::new(Source::Memory, 0, 0, 0), EventFlags::IN)
             .map_err(|source| ServeError::System { what: "watching an eventfd", source })?;
@@ -225,9 +229,8 @@ impl Serve {
             .add(peers.as_fd(), Key::new(Source::Peers, 0, 0, 0), EventFlags::IN)
             .map_err(|source| ServeError::System { what: "watching an eventfd", source })?;
         let cpus = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
-        let user = rustix::process::geteuid().as_raw();
         Ok(Self {
-            descriptors: Descriptors::new(user, &config.allow),
+            descriptors: Descriptors::new(users),
             config,
             door: Some(door),
             user,
@@ -306,27 +309,10 @@ impl Serve {
             self.hear_guest(key, calls);
         }
         for (key, flags) in events.drain(..) {
-            let app = usize::from(key.app);
-            match key.source {
-                Source::Door => self.knocking = true,
-                Source::Guest => self.hear_guest(key, calls),
-                Source::Channel => self.has_said(key, Queue::push),
-                Source::Process => self.process_ended(app, key.number, key.generation, calls),
-                Source::Event => {
-                    self.counts.woken += 1;
-                    self.rouse(app);
-                }
-                Source::Kernel => self.kernels_come(app, calls),
-                Source::Memory => self.memory_comes(calls),
-                // What has come since is taken in the next round.
-                Source::Peers => self.look = true,
-                Source::End if !flags.contains(EventFlags::HUP) => {
-                    if flags.contains(EventFlags::IN) {
-                        self.bytes_come(app, key.number);
-                    }
-                    self.queue_listener(app, key.number, Some(key.generation));
-                }
-                Source::End | Source::Pipe => self.hung_up(app, key.number, key.generation, calls),
+            let (user, from) = (self.charged_for(key), tsc::now());
+            self.take_event(key, flags, calls);
+            if let Some(user) = user {
+                self.turns.add(user, tsc::now() - from);
             }
         }
         self.events = events;
@@ -342,6 +328,42 @@ impl Serve {
             self.look = true;
         }
         self.tend_applications(calls);
+    }
+
+    /// The user that is charged for an event.
+    fn charged_for(&self, key: Key) -> Option<u32> {
+        match key.source {
+            Source::Guest => {
+                self.guests.iter().find(|guest| guest.generation == key.generation).map(|guest| guest.user)
+            }
+            Source::Door | Source::Memory | Source::Peers => None,
+            _ => self.user_of(usize::from(key.app)),
+        }
+    }
+
+    fn take_event(&mut self, key: Key, flags: EventFlags, calls: &mut Calls<'_>) {
+        let app = usize::from(key.app);
+        match key.source {
+            Source::Door => self.knocking = true,
+            Source::Guest => self.hear_guest(key, calls),
+            Source::Channel => self.has_said(key, Queue::push),
+            Source::Process => self.process_ended(app, key.number, key.generation, calls),
+            Source::Event => {
+                self.counts.woken += 1;
+                self.rouse(app);
+            }
+            Source::Kernel => self.kernels_come(app, calls),
+            Source::Memory => self.memory_comes(calls),
+            // What has come since is taken in the next round.
+            Source::Peers => self.look = true,
+            Source::End if !flags.contains(EventFlags::HUP) => {
+                if flags.contains(EventFlags::IN) {
+                    self.bytes_come(app, key.number);
+                }
+                self.queue_listener(app, key.number, Some(key.generation));
+            }
+            Source::End | Source::Pipe => self.hung_up(app, key.number, key.generation, calls),
+        }
     }
 
     /// Tells applications the broadcast addresses when these have changed.

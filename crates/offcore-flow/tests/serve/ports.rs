@@ -1,6 +1,7 @@
 //! Who may have which address and port: what overlaps is one user's.
 
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use offcore_flow::host::serve::Serve;
 use offcore_session::message::{Call, NONE, Question, SHARE_ADDRESS, SHARE_PORT};
@@ -8,7 +9,7 @@ use offcore_tcp::proto::Config;
 use rustix::io::Errno;
 
 use crate::process::{End, Process, bind};
-use crate::setup::{path, serve_also};
+use crate::setup::{path, serve_also, world};
 use crate::world::World;
 
 const STREAM: u32 = 1;
@@ -79,6 +80,24 @@ fn a_listener_at_one_address_takes_no_other_users_connections() {
     // What is closed is in nobody's way, though nobody has looked yet.
     drop(listener);
     assert_eq!(listen_bound(&mut world, &theirs, &bound, false), 0);
+}
+
+#[test]
+fn listeners_at_a_port_are_limited() {
+    let (mut world, path) = world();
+    let process = Process::attach(&mut world, &path);
+    let listeners: Vec<End> =
+        (0..1024).map(|_| process.open(&mut world, &listen_at("0.0.0.0:8080", true)).unwrap()).collect();
+    let again = |world: &mut World<_>| process.open(world, &listen_at("0.0.0.0:8080", true)).err();
+    assert_eq!(again(&mut world), Some(Errno::NOBUFS.raw_os_error() as u32));
+    assert!(process.open(&mut world, &listen_at("0.0.0.0:8081", true)).is_ok(), "another port");
+    drop(listeners);
+    process.look();
+    // The stack finds out in a thread whether they are closed.
+    let start = Instant::now();
+    while again(&mut world).is_some() {
+        assert!(start.elapsed() < Duration::from_secs(30));
+    }
 }
 
 #[test]

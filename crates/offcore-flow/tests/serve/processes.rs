@@ -288,6 +288,20 @@ fn user_has_hundreds_of_applications() {
 }
 
 #[test]
+fn applications_of_a_user_are_limited() {
+    let path = path();
+    // 4,096 applications are divided among these users, root and the stack's own.
+    let users: Vec<u32> = (1..=2046).collect();
+    let mut world = World::new(serve_also(&path, &users).unwrap(), Config::default());
+    let hello = Hello { version: VERSION, key: [0; KEY] }.to_bytes();
+    let first = [(); 2].map(|()| Process::attach(&mut world, &path));
+    let (welcome, _) = greet(&mut world, &knock(&path), &hello).unwrap();
+    assert_eq!(welcome.error, number(Errno::USERS));
+    let again = Process::join(&mut world, &path, first[0].welcome.key);
+    assert_eq!(again.welcome.error, 0, "another process of an application");
+}
+
+#[test]
 fn a_sleeping_worker_wakes() {
     let (mut world, path) = world();
     let process = Process::attach(&mut world, &path);

@@ -10,7 +10,7 @@ pub fn all_memory() -> Option<usize> {
 
 /// Bytes of memory that this process can get without taking it from others: the kernel's estimate for the machine (proc(5),
 /// MemAvailable), or less if a control group of this process has a limit (the kernel's cgroup-v2.rst, `memory.max`; cgroup-v1/memory.rst).
-pub(super) fn available_memory() -> Option<usize> {
+pub fn available_memory() -> Option<usize> {
     let machine = meminfo("MemAvailable:")?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let left = left_in_groups(Path::new("/sys/fs/cgroup"), &groups);

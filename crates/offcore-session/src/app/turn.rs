@@ -5,8 +5,6 @@
 //! one word that a handler can only move on; a handler's part lies behind those of the calls that it has interrupted, and is
 //! complete when they go on. The outermost turn, which has opened the word, shows all parts at once.
 
-use core::ptr;
-
 use crate::app::{Spans, between};
 use crate::place::{Place, Segments};
 use crate::slot::{Half, Slot};
@@ -108,11 +106,7 @@ impl<M: Segments> Turn<M> {
         let Some(claim) = self.claim(1, bytes.len()) else { return 0 };
         let mut rest = bytes;
         for span in self.spans(claim, 0, claim.len()) {
-            let (here, behind) = rest.split_at(span.len().min(rest.len()));
-            // SAFETY: bytes of a span that was claimed, which is mapped, and of the caller's slice, which is not shared memory.
-            // copy-ok: what a write is
-            unsafe { ptr::copy_nonoverlapping(here.as_ptr(), span.address().as_ptr(), here.len()) };
-            rest = behind;
+            rest = &rest[span.write(rest)..];
         }
         let done = bytes.len() - rest.len();
         if done < claim.len() {

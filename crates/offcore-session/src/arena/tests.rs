@@ -113,7 +113,7 @@ fn shared_memory_is_allocated_as_used() {
             |(fd, _)| rustix::fs::fstat(fd).map(|found| usize::try_from(found.st_blocks).unwrap()).unwrap();
         arena.memory().segments().map(blocks).sum::<usize>() * 512
     };
-    let mut arena = Arena::shared(2 * SEGMENT).unwrap();
+    let mut arena = Arena::shared(2 * SEGMENT, Arc::default()).unwrap();
     assert!(arena.grow().unwrap());
     assert!(allocated(&arena) < MIB, "{} bytes of 128 MiB", allocated(&arena));
     let use_some = |arena: &mut Arena| {
@@ -128,6 +128,28 @@ fn shared_memory_is_allocated_as_used() {
     let used = use_some(&mut arena);
     assert!((2 * MIB..3 * MIB).contains(&used), "{used} bytes of 2 MiB");
     assert_eq!(use_some(&mut arena), used, "used blocks are used again");
+}
+
+#[test]
+fn arenas_share_a_budget() {
+    let budget = Arc::new(Budget::new(20 * LARGE));
+    let new = || Arc::new(Charge::new(Arc::clone(&budget)));
+    let keep = new();
+    let mut first = Arena::shared(MIB, Arc::clone(&keep)).unwrap();
+    let mut second = Arena::shared(MIB, new()).unwrap();
+    // Each arena keeps block 0.
+    assert_eq!(all(|| first.take_large()).len(), 15);
+    assert_eq!(second.spare(), 3);
+    let taken = all(|| second.take_large());
+    assert_eq!(taken.len(), 3);
+    assert_eq!((second.spare(), second.free().large), (0, 12));
+    // Used blocks need no room in the budget.
+    taken.into_iter().for_each(|block| second.give_large(block));
+    assert_eq!((second.spare(), all(|| second.take_large()).len()), (3, 3));
+    drop(first);
+    assert_eq!(second.spare(), 0, "its segments may still be mapped");
+    drop(keep);
+    assert_eq!(all(|| second.take_large()).len(), 12);
 }
 
 #[test]

@@ -3,9 +3,11 @@
 //! A few blocks are kept for what applications can read next, so that those who read give memory back whatever others hold.
 //! The last quarter is for who needs it now.
 
+use std::sync::Arc;
+
 use offcore_mem::mapping::MemoryError;
-use offcore_session::Arena;
 use offcore_session::layout::LARGE;
+use offcore_session::{Arena, Charge};
 
 /// Blocks that are kept, at most, and what part of all.
 const RESERVE: usize = 64;
@@ -20,12 +22,12 @@ const SCARCE: usize = 8;
 pub struct AppMemory(pub(super) Arena);
 
 impl AppMemory {
-    /// Maps the first 64 MiB of it, or all. The kernel allocates pages as they are used.
+    /// Maps the first 64 MiB of it, or all. The kernel allocates pages as they are used, which `charge` counts.
     ///
     /// # Errors
-    /// When there is not as much memory.
-    pub fn new(memory: usize) -> Result<Self, MemoryError> {
-        Ok(Self(reserved(Arena::shared(memory)?, memory)))
+    /// When there is not as much memory, or the budget of `charge` is used up.
+    pub fn new(memory: usize, charge: Arc<Charge>) -> Result<Self, MemoryError> {
+        Ok(Self(reserved(Arena::shared(memory, charge)?, memory)))
     }
 }
 

@@ -36,7 +36,8 @@ fn set_appetite(host: &mut Host, conn: ConnId, appetite: usize) {
 #[test]
 fn each_is_in_its_own_memory() {
     let mut world = world();
-    let apps = [(); 2].map(|()| world.hosts[1].stack.add_app(AppMemory::new(4 * MEGABYTE).unwrap()));
+    let apps =
+        [(); 2].map(|()| world.hosts[1].stack.add_app(AppMemory::new(4 * MEGABYTE, Arc::default()).unwrap()));
     let ends: Vec<[ConnId; 2]> = [7, 8]
         .into_iter()
         .zip(apps)
@@ -75,10 +76,12 @@ fn each_is_in_its_own_memory() {
 fn beside_a_hoarder(hoards: bool, apart: bool) -> (u64, usize) {
     let mut world = world();
     let mut apps = || {
-        let other =
-            [0, 1].map(|host: usize| world.hosts[host].stack.add_app(AppMemory::new(MEGABYTE).unwrap()));
-        let greedy =
-            [0, 1].map(|host: usize| world.hosts[host].stack.add_app(AppMemory::new(MEGABYTE).unwrap()));
+        let other = [0, 1].map(|host: usize| {
+            world.hosts[host].stack.add_app(AppMemory::new(MEGABYTE, Arc::default()).unwrap())
+        });
+        let greedy = [0, 1].map(|host: usize| {
+            world.hosts[host].stack.add_app(AppMemory::new(MEGABYTE, Arc::default()).unwrap())
+        });
         (other, if apart { greedy } else { other })
     };
     let (other, greedy) = apps();
@@ -118,7 +121,7 @@ fn one_that_is_gone_still_sends() {
     for latency in [0, 200] {
         let mut world = world();
         listen(&mut world.hosts[1], AppId::OWN, 7);
-        let app = world.hosts[0].stack.add_app(AppMemory::new(4 * MEGABYTE).unwrap());
+        let app = world.hosts[0].stack.add_app(AppMemory::new(4 * MEGABYTE, Arc::default()).unwrap());
         let listener = listen(&mut world.hosts[0], app, 9);
         let socket = world.hosts[0].stack.open_datagrams(app, None, 9).unwrap();
         let [here, there] = connect(&mut world, app, 7);
@@ -141,7 +144,7 @@ fn one_that_is_gone_still_sends() {
         assert_eq!(stack.connect(now, app, None, to, out), Err(CallError::NoApp));
         assert_eq!(stack.listen(app, None, 9, 1, false), Err(CallError::NoApp));
         assert_eq!(stack.open_datagrams(app, None, 9), Err(CallError::NoApp));
-        let other = stack.add_app(AppMemory::new(MEGABYTE).unwrap());
+        let other = stack.add_app(AppMemory::new(MEGABYTE, Arc::default()).unwrap());
         assert!(other != app && memory.upgrade().is_some(), "its number is not free, nor is its memory");
         let all = |hosts: &mut [Host; 2]| hosts[1].sessions[&there].received.len() == bytes.len();
         assert!(world.run_until(60 * SECOND, all));
@@ -149,7 +152,11 @@ fn one_that_is_gone_still_sends() {
         world.run(SECOND);
         assert!(memory.upgrade().is_none(), "its memory is unmapped");
         let stack = &mut world.hosts[0].stack;
-        assert_eq!(stack.add_app(AppMemory::new(MEGABYTE).unwrap()), app, "another one has its number");
+        assert_eq!(
+            stack.add_app(AppMemory::new(MEGABYTE, Arc::default()).unwrap()),
+            app,
+            "another one has its number"
+        );
         stack.remove_app(AppId::OWN);
         assert!(stack.open_datagrams(AppId::OWN, None, 0).is_ok(), "the stack's own process stays");
     }
@@ -159,14 +166,14 @@ fn one_that_is_gone_still_sends() {
 fn one_with_nothing_open_goes_at_once() {
     let stack = &mut world().hosts[0].stack;
     let before = stack.counts();
-    let app = stack.add_app(AppMemory::new(4 * MEGABYTE).unwrap());
+    let app = stack.add_app(AppMemory::new(4 * MEGABYTE, Arc::default()).unwrap());
     assert_eq!(stack.counts().memory, before.memory + (4 << 20));
     let memory = Arc::downgrade(stack.memory(app));
     stack.remove_app(app);
     assert!(memory.upgrade().is_none());
     assert_eq!(stack.counts(), before);
     stack.remove_app(app);
-    assert_eq!(stack.add_app(AppMemory::new(MEGABYTE).unwrap()), app);
+    assert_eq!(stack.add_app(AppMemory::new(MEGABYTE, Arc::default()).unwrap()), app);
 }
 
 #[test]
@@ -174,7 +181,7 @@ fn a_socket_without_memory_gets_it_later() {
     // Nothing of it is under way, whose end would look for memory.
     let mut world = world();
     let Host { stack, .. } = &mut world.hosts[0];
-    let app = stack.add_app(AppMemory::new(MEGABYTE).unwrap());
+    let app = stack.add_app(AppMemory::new(MEGABYTE, Arc::default()).unwrap());
     let mut out = Out::default();
     // Each requests a large block; the memory has 16.
     let sockets = [(); 16].map(|()| {
@@ -197,7 +204,7 @@ fn a_socket_without_memory_gets_it_later() {
 fn idle_socket_keeps_small_block() {
     let mut world = world();
     let Host { stack, .. } = &mut world.hosts[0];
-    let app = stack.add_app(AppMemory::new(16 * MEGABYTE).unwrap());
+    let app = stack.add_app(AppMemory::new(16 * MEGABYTE, Arc::default()).unwrap());
     let mut out = Out::default();
     let before = stack.memory_used_by(app);
     let mut now = SECOND;
@@ -232,7 +239,7 @@ fn listeners_share_a_port() {
     let stack = &mut world.hosts[1].stack;
     // The first two applications belong to the same user.
     let [app, same, other] = [5, 5, 6].map(|user| {
-        let app = stack.add_app(AppMemory::new(16 * MEGABYTE).unwrap());
+        let app = stack.add_app(AppMemory::new(16 * MEGABYTE, Arc::default()).unwrap());
         stack.set_user(app, user);
         app
     });
@@ -325,7 +332,7 @@ fn wanted(stack: &Stack, app: AppId) -> Option<Wanted> {
 #[test]
 fn many_sockets_are_opened_while_memory_grows() {
     let mut stack = Stack::new(Config::default()).unwrap();
-    let app = stack.add_app(AppMemory::new(256 * MEGABYTE).unwrap());
+    let app = stack.add_app(AppMemory::new(256 * MEGABYTE, Arc::default()).unwrap());
     let mut out = Out::default();
     for now in 0..90 {
         for _ in 0..16 {
@@ -342,8 +349,8 @@ fn many_sockets_are_opened_while_memory_grows() {
 fn memory_that_is_not_wanted_comes_back() {
     let mut stack = Stack::new(Config::default()).unwrap();
     // The last segment of the one is short, and all of the other one are whole.
-    let short = stack.add_app(AppMemory::new(68 * MEGABYTE).unwrap());
-    let long = stack.add_app(AppMemory::new(256 * MEGABYTE).unwrap());
+    let short = stack.add_app(AppMemory::new(68 * MEGABYTE, Arc::default()).unwrap());
+    let long = stack.add_app(AppMemory::new(256 * MEGABYTE, Arc::default()).unwrap());
     let short_of_memory = |stack: &mut Stack, app| {
         while wanted(stack, app).is_none() {
             stack.open_datagrams(app, None, 0).unwrap();
@@ -364,7 +371,7 @@ fn memory_that_is_not_wanted_comes_back() {
 fn what_an_application_has_left_can_be_ended() {
     let mut world = world();
     listen(&mut world.hosts[1], AppId::OWN, 7);
-    let add = |stack: &mut Stack| stack.add_app(AppMemory::new(4 * MEGABYTE).unwrap());
+    let add = |stack: &mut Stack| stack.add_app(AppMemory::new(4 * MEGABYTE, Arc::default()).unwrap());
     let apps = [(); 2].map(|()| add(&mut world.hosts[0].stack));
     let mut memory = Vec::new();
     for app in apps {

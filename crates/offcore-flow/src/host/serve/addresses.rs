@@ -33,7 +33,7 @@ impl Serve {
         let same = (0..self.apps.len()).filter(|app| self.user_of(*app) == user);
         let has: usize = same.map(|app| self.ports.count(app) + self.bound.count(app)).sum();
         let mut here = self.ports.at(port).filter(|(app, _)| self.user_of(*app) == user);
-        if has >= OF_USER || here.nth(AT_PORT).is_some() { Err(Errno::NOBUFS) } else { Ok(()) }
+        if has >= OF_USER || here.nth(AT_PORT - 1).is_some() { Err(Errno::NOBUFS) } else { Ok(()) }
     }
 
     /// The port of a stream: the requested one, or a free one. `listens` is set by `listen`: whether it shares the port, and the
@@ -90,7 +90,7 @@ impl Serve {
         ANY.cycle().skip(from).take(TRIES).find(|port| !taken(*port)).ok_or(Errno::ADDRINUSE)
     }
 
-    fn user_of(&self, app: usize) -> Option<u32> {
+    pub(super) fn user_of(&self, app: usize) -> Option<u32> {
         self.apps.get(app)?.as_deref().map(|app| app.user)
     }
 

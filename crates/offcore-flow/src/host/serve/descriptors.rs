@@ -1,6 +1,6 @@
 //! Descriptors that applications cost this process. Users share its limit (`RLIMIT_NOFILE`) in equal parts.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use offcore_session::place::SEGMENT;
 use rustix::io::Errno;
@@ -33,11 +33,9 @@ pub(super) struct Descriptors {
 }
 
 impl Descriptors {
-    /// Divides the limit of this process among the users that may attach: its own, root, and `others`.
-    pub(super) fn new(own: u32, others: &[u32]) -> Self {
-        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let users: BTreeSet<u32> = others.iter().copied().chain([own, 0]).collect();
-        Self::share(limit, users.len())
+    /// Divides the limit of this process among `users` users.
+    pub(super) fn new(users: usize) -> Self {
+        Self::share(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX), users)
     }
 
     fn share(limit: u64, users: usize) -> Self {

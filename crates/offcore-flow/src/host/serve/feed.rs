@@ -5,8 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use offcore_mem::mapping::available_memory;
 use offcore_session::message::KEY;
-use offcore_session::{Memory, Segment, Wanted};
+use offcore_session::{Budget, Charge, Memory, Segment, Wanted};
 use offcore_tcp::proto::AppMemory;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -22,9 +23,9 @@ pub(super) enum Made {
     More { app: usize, user: u32, memory: Arc<Memory>, segment: Option<Segment> },
 }
 
-/// Counts one application's memory as its user's, from before it is made until after it is unmapped.
+/// One application's part of its user's budget, from before its memory is made until after it is unmapped.
 #[derive(Debug)]
-pub(super) struct Share(#[expect(dead_code, reason = "it is counted")] Arc<()>);
+pub(super) struct Share(#[expect(dead_code, reason = "it is counted")] Arc<Charge>);
 
 /// Memory of an application that is gone.
 #[derive(Debug)]
@@ -41,17 +42,21 @@ pub(super) struct Feed {
     to: Sender<Made>,
     /// Tells the worker that something was made.
     told: Arc<OwnedFd>,
-    /// How many applications' memory there is of each user: one reference each.
-    shares: HashMap<u32, Arc<()>>,
+    /// Bytes that the applications of a user may use together.
+    share: usize,
+    /// The budget of each user, with a reference of each application that has memory.
+    budgets: HashMap<u32, Arc<Budget>>,
     /// The stack may still send from it.
     left: Vec<Left>,
 }
 
 impl Feed {
-    pub(super) fn new() -> Result<Self, Errno> {
+    /// For `users` users, who share three quarters of the memory that is available now.
+    pub(super) fn new(users: usize) -> Result<Self, Errno> {
         let (to, made) = channel();
         let told = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Self { made, to, told, shares: HashMap::new(), left: Vec::new() })
+        let share = available_memory().map_or(usize::MAX, |bytes| bytes / 4 * 3 / users);
+        Ok(Self { made, to, told, share, budgets: HashMap::new(), left: Vec::new() })
     }
 
     /// Has an event when there is something to be [taken](Self::next).
@@ -66,13 +71,17 @@ impl Feed {
 
     /// The number of a user's applications with memory, including memory that is being created or unmapped.
     pub(super) fn count(&self, user: u32) -> usize {
-        self.shares.get(&user).map_or(0, |share| Arc::strong_count(share) - 1)
+        self.budgets.get(&user).map_or(0, |budget| Arc::strong_count(budget) - 1)
     }
 
     /// Has memory of a new application made, of so many bytes at most.
     pub(super) fn begin(&mut self, user: u32, key: [u8; KEY], bytes: usize, errands: &mut Errands) {
-        let share = Share(Arc::clone(self.shares.entry(user).or_default()));
-        self.run(user, errands, move || Made::New { user, key, memory: AppMemory::new(bytes).ok(), share });
+        let budget = self.budgets.entry(user).or_insert_with(|| Arc::new(Budget::new(self.share)));
+        let charge = Arc::new(Charge::new(Arc::clone(budget)));
+        self.run(user, errands, move || {
+            let memory = AppMemory::new(bytes, Arc::clone(&charge)).ok();
+            Made::New { user, key, memory, share: Share(charge) }
+        });
     }
 
     /// Has more made for one that is there.

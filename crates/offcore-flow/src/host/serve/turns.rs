@@ -51,13 +51,18 @@ impl Turns {
     /// that than a round.
     fn charge(&mut self, user: u32, ticks: u64) -> u64 {
         self.least = self.had(user);
-        let had = self.least + ticks.min(self.round);
+        self.add(user, ticks);
+        self.slices += 1;
+        self.slices
+    }
+
+    /// A user has had time outside of its slices.
+    pub(super) fn add(&mut self, user: u32, ticks: u64) {
+        let had = self.had(user) + ticks.min(self.round);
         match self.users.iter_mut().find(|(other, _)| *other == user) {
             Some((_, of)) => *of = had,
             None => self.users.push((user, had)),
         }
-        self.slices += 1;
-        self.slices
     }
 }
 
@@ -135,6 +140,22 @@ mod tests {
         // Slices that take long are fewer.
         let had = slices(3, [100, 10], 110);
         assert_eq!(had.iter().filter(|app| **app == 3).count(), 100);
+    }
+
+    #[test]
+    fn events_are_charged() {
+        let mut turns = Turns::new();
+        let both = || [(0, 1, 0), (1, 2, 1)].into_iter();
+        assert_eq!(turns.next(both()), Some(0));
+        for _ in 0..3 {
+            turns.add(1, 10);
+        }
+        let mut next = || {
+            let app = turns.next(both()).unwrap();
+            turns.charge(app as u32 + 1, 10);
+            app
+        };
+        assert_eq!([(); 4].map(|()| next()), [1, 1, 1, 0], "user 2 has the time first that user 1 had");
     }
 
     #[test]
