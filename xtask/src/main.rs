@@ -6,7 +6,7 @@ mod executables;
 mod guards;
 mod kernels;
 mod lint;
-mod miri;
+mod nightly;
 mod peers;
 mod project;
 mod setup;

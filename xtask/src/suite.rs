@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::executables::Executable;
 use crate::project::{Project, in_ci};
 use crate::steps::{Outcome, Steps};
-use crate::{counts, dependencies, guards, kernels, lint, miri, setup};
+use crate::{counts, dependencies, guards, kernels, lint, nightly, setup};
 
 /// The directory of the end-to-end tests, which run after everything else.
 const PEER_TESTS: &str = "tests/";
@@ -120,7 +120,7 @@ fn tests(project: &Project, steps: &mut Steps, features: &[&str], full: bool) ->
     steps.programs("end to end", peers, 1);
     if full {
         dependencies::deny(project, steps);
-        miri::run(project, steps);
+        nightly::run(project, steps);
         guards::run(project, steps, "")?;
         fuzz(project, steps, FUZZ_SECONDS);
     }

@@ -39,7 +39,7 @@ impl Level {
 
     /// All that this CPU can run, the best last.
     pub(crate) fn available() -> impl Iterator<Item = Self> {
-        let avx2 = is_x86_feature_detected!("avx2");
+        let avx2 = !cfg!(tsan) && is_x86_feature_detected!("avx2");
         let avx512 = avx2 && is_x86_feature_detected!("avx512f");
         [(Self::Plain, true), (Self::Avx2, avx2), (Self::Avx512, avx512)]
             .into_iter()

@@ -260,12 +260,9 @@ mod tests {
         put(&outer, Claim { len: 3, ..claim }, "few");
         drop(outer);
         assert_eq!(direction.shown(), "few");
-        // Who has died in a turn leaves nothing of it.
-        std::mem::forget({
-            let dead = direction.turn(false);
-            dead.claim(1, 9);
-            dead
-        });
+        // A process that dies during a turn leaves nothing of it.
+        let dead = direction.turn(false);
+        dead.claim(1, 9);
         write(&direction.turn(false), "alive");
         assert_eq!(direction.shown(), "alive");
     }
